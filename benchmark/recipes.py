@@ -100,7 +100,7 @@ def page(every: Sequence[Checked]) -> str:
         "",
         "*Served* means that a server on CUDA would use this cache: neither this project nor SGLang refuses the",
         "flags, as far as can be checked without a device and weights. No server was started, and the page does not",
-        "say whether a model fits. No GPU has run any of them yet: [what we check instead](status.md#on-a-gpu).",
+        "say whether a model fits. No GPU has run any of them: one has run [small models](status.md#on-a-gpu).",
         "",
         "The page checks published launch configurations of hybrid models with [`marconi",
         "check`](check.md), each with `--radix-cache-backend marconi` added, in a section",

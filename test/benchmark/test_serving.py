@@ -46,6 +46,23 @@ def test_the_head_of_a_trace_is_cut_to_what_a_small_model_serves(serving: Module
     assert head[0] == {"timestamp": 0, "input_length": 4096, "output_length": 32, "hash_ids": list(range(8))}
 
 
+def test_the_median_of_rounds_is_that_of_each_figure(serving: ModuleType) -> None:
+    rounds = [
+        serving.Figures(8, 100, cached, rate, {"p50": first}) for cached, rate, first in ((9, 2.0, 7.0), (3, 9.0, 5.0))
+    ]
+    assert serving.Figures.median(rounds) == serving.Figures(8, 100, 6, 5.5, {"p50": 6.0})
+
+
+def test_a_large_model_has_a_tokenizer_and_no_weights(serving: ModuleType, tmp_path: Path) -> None:
+    serving.write_model(tmp_path / "large", is_large=True)
+    config = json.loads((tmp_path / "large" / "config.json").read_text())
+    assert serving.LARGE.items() <= config.items()
+    assert config["vocab_size"]
+    names = {each.name for each in (tmp_path / "large").iterdir()}
+    assert "tokenizer.json" in names
+    assert "model.safetensors" not in names
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"output_length": 5}', '{"output_length": "x", "hash_ids": []}'])
 def test_a_malformed_line_is_named(serving: ModuleType, tmp_path: Path, line: str) -> None:
     source = tmp_path / "trace.jsonl"

@@ -12,14 +12,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import sgl_kernel_ext
 
-from .fake_cuda import CARD, Card, HostWaits, Launch, Operations, Owners, Tensors, Wait
+from .fake_cuda import CARD, Card, HostWaits, Launch, Owners, Tensors, Wait
 from .fake_cuda_faults import Fault, model_of, places
 from .fake_cuda_models import (
     HEAD_DIM,
@@ -27,7 +26,6 @@ from .fake_cuda_models import (
     NUM_HEADS,
     NUM_KEY_HEADS,
     NUM_LAYERS,
-    NUM_SLOTS,
     DeltaHeads,
     Model,
     Prefill,
@@ -42,6 +40,7 @@ from .fake_cuda_models import (
     mamba2,
     stand_in,
 )
+from .fake_cuda_verify import commit, run_verify_steps, speculating_pool, verified, verifying_batch
 
 
 @dataclass(slots=True)
@@ -234,87 +233,7 @@ def padded_replay(model: Model) -> Callable[[Card, Finding], None]:
 
 def verify_steps(card: Card, finding: Finding) -> None:
     """Verify steps of the same requests, whose states at ends are left in tracking slots."""
-    run_verify_steps(card, finding, num_requests=4, num_nodes=4)
-
-
-def run_verify_steps(
-    card: Card, finding: Finding, num_requests: int, num_nodes: int, heads: DeltaHeads | None = None
-) -> None:
-    """Two steps without SGLang's own commit, which is not ours to count, and one with it."""
-    from marconi.engine import speculation
-
-    batch = verifying_batch(num_requests, num_nodes, heads or DeltaHeads())
-    for _ in range(2):
-        num_launches = len(card.launches)
-        step = verified(batch, num_requests, num_nodes)
-        with Operations(card) as operations, HostWaits(card):
-            speculation.around_commit(lambda *_, **__: None, None, batch, *step)
-        ours = [each for each in card.launches[num_launches:] if each.module.startswith("sgl_kernel_ext.")]
-        finding.num_operations.append(len(operations.names) + len(ours))
-    commit(card, batch, verified(batch, num_requests, num_nodes))
-
-
-def verifying_batch(num_requests: int, num_nodes: int, heads: DeltaHeads) -> Any:
-    from marconi.engine import speculation
-
-    return SimpleNamespace(
-        tree_cache=SimpleNamespace(
-            cuts_prefills=True, end_source=speculation.EndStateSource.LEFT, stops=speculation.LastStops()
-        ),
-        reqs=[speculating_request() for _ in range(num_requests)],
-        req_pool_indices=empty(num_requests, dtype="int64"),
-        seq_lens=empty(num_requests, dtype="int64"),
-        req_to_token_pool=speculating_pool(heads, num_nodes),
-        forward_mode=SimpleNamespace(is_idle=lambda: False),
-        grammar_needs_sync=lambda: False,
-    )
-
-
-def verified(batch: Any, num_requests: int, num_nodes: int) -> tuple[Any, ...]:
-    """What SGLang's commit of a step is given: what was accepted, and the nodes that it has found on the card.
-
-    They are those whose states requests go on from, and those whose states it tracks.
-    """
-    from marconi.engine import speculation
-
-    batch.mamba_track_indices = empty(num_requests, dtype="int64")
-    speculation.after_sample((empty(num_requests * num_nodes, dtype="int32"),), None, batch)
-    nodes = (empty(num_requests, dtype="int64"), empty(num_requests, dtype="int64"))
-    return empty(num_requests, dtype="int32"), empty(num_requests, num_nodes, dtype="int32"), num_nodes, nodes
-
-
-def commit(card: Card, batch: Any, step: tuple[Any, ...]) -> None:
-    """Commit a step by SGLang's own code, with what is hooked into it."""
-    from sglang.kernels.ops.mamba import mamba_state_scatter_triton
-    from sglang.srt.speculative import spec_utils
-
-    worker = SimpleNamespace(model_runner=committing_runner(batch.req_to_token_pool, len(batch.reqs)))
-    addresses = (empty(1, 12, dtype="int64"), 1)
-    with (
-        HostWaits(card),
-        instead(spec_utils, "mambaish_config", lambda _: worker),
-        instead(mamba_state_scatter_triton, "_conv_multi_build_meta", lambda *_: addresses),
-    ):
-        spec_utils.commit_mamba_states_after_verify(worker, batch, *step)
-
-
-def committing_runner(pool: Any, num_requests: int) -> Any:
-    """What of SGLang's model runner commits a verify step: the attention backend of a hybrid model, by its own code."""
-    from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
-
-    backend = SimpleNamespace(
-        linear_attn_backend=SimpleNamespace(
-            _translate_mamba_indices=lambda indices: indices,
-            forward_metadata=SimpleNamespace(mamba_cache_indices=empty(num_requests, dtype="int32")),
-            req_to_token_pool=pool,
-            accept_lens_pool=None,
-        ),
-        _update_ple_state_after_mtp_verify=lambda *_: None,
-    )
-    backend.update_mamba_state_after_mtp_verify = partial(
-        HybridLinearAttnBackend.update_mamba_state_after_mtp_verify, backend
-    )
-    return SimpleNamespace(model_config=None, model=None, req_to_token_pool=pool, attn_backend=backend)
+    finding.num_operations += run_verify_steps(card, num_requests=4, num_nodes=4)
 
 
 def state_of_a_step(card: Card, _finding: Finding) -> None:
@@ -323,38 +242,6 @@ def state_of_a_step(card: Card, _finding: Finding) -> None:
 
     with HostWaits(card):
         speculation.copy_state(speculating_pool(DeltaHeads(), 4), 1, 2, empty(1, dtype="int64"))
-
-
-def speculating_pool(heads: DeltaHeads, num_nodes: int) -> Any:
-    """SGLang's pool of requests, as verify steps of so many nodes use it."""
-    num_layers = 4
-    every_layer = SimpleNamespace(
-        temporal=empty(num_layers, NUM_SLOTS, heads.num_heads, HEAD_DIM, HEAD_DIM, dtype=heads.state_dtype),
-        intermediate_ssm=empty(num_layers, 9, num_nodes, heads.num_heads, HEAD_DIM, HEAD_DIM, dtype=heads.state_dtype),
-        conv=[empty(num_layers, NUM_SLOTS, heads.num_channels, 3)],
-        intermediate_conv_window=[empty(num_layers, 9, num_nodes, heads.num_channels, 3)],
-    )
-    return SimpleNamespace(
-        get_speculative_mamba2_params_all_layers=lambda: every_layer,
-        translate_mamba_indices=lambda slots: slots,
-        req_index_to_mamba_ping_pong_track_buffer_mapping=empty(16, 2, dtype="int64"),
-        mamba_pool=SimpleNamespace(),
-    )
-
-
-def speculating_request() -> Any:
-    """A request that ends by a token or by its length."""
-    return SimpleNamespace(
-        kv=SimpleNamespace(mamba_next_track_idx=0),
-        sampling_params=SimpleNamespace(
-            ignore_eos=False, stop_token_ids=None, max_new_tokens=10, stop_strs=[], stop_regex_strs=[]
-        ),
-        eos_token_ids={5},
-        tokenizer=None,
-        vocab_size=1000,
-        origin_input_ids=[1] * 5,
-        grammar=None,
-    )
 
 
 def layers_of_mamba(_card: Card, finding: Finding) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import starting
 from .fake_cuda import CARD, Card, HostWaits, Tensors
-from .fake_cuda_cases import Finding, put_in, run, run_prefill, run_verify_steps
+from .fake_cuda_cases import Finding, put_in, run, run_prefill
 from .fake_cuda_decodes import Decoding, run_decodes
 from .fake_cuda_models import (
     NUM_LAYERS,
@@ -35,6 +35,7 @@ from .fake_cuda_models import (
     mamba2,
     stand_in,
 )
+from .fake_cuda_verify import run_verify_steps
 
 Case = Callable[[Card, Finding], None]
 
@@ -160,7 +161,7 @@ def launch(started: Started) -> Case:
         run_decodes(card, finding, started.model, prefilled, started.decoding)
         if num_nodes:
             assert isinstance(started.heads, DeltaHeads)
-            run_verify_steps(card, finding, started.num_requests, num_nodes, started.heads)
+            finding.num_operations += run_verify_steps(card, started.num_requests, num_nodes, started.heads)
 
     return case
 

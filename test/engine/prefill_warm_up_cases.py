@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from triton.runtime import jit
 
 from .fake_cuda import Card, HostWaits, Owners, Tensors
-from .fake_cuda_cases import Finding, run_prefill, run_verify_steps, speculating_pool
+from .fake_cuda_cases import Finding, run_prefill
 from .fake_cuda_models import (
     DeltaHeads,
     Model,
@@ -36,6 +36,7 @@ from .fake_cuda_models import (
     mamba2,
     stand_in,
 )
+from .fake_cuda_verify import run_verify_steps, speculating_pool
 
 NUM_BATCHES: Final = 12
 OURS: Final = "sgl_kernel_ext."
@@ -101,7 +102,7 @@ def main() -> None:
         for num_requests in (1, 2, 3, 4, 16, 33):
             # A server may change how many drafts it asks for.
             for num_nodes in (1, 2, 4):
-                run_verify_steps(card, Finding(), num_requests, num_nodes)
+                run_verify_steps(card, num_requests, num_nodes)
         found["verify steps"] = after(compiled, met)
     json.dump(found, sys.stdout)
 
