@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 SLEEP_S = 60
-SERVER_STEPS = ["gdn-flashinfer", "gdn-triton-drafts", "mamba2-pages-host"]
+SERVER_STEPS = ["gdn-flashinfer", "gdn-triton-drafts", "mamba2-pages-host", "gdn-one-pool"]
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ import torch
 from marconi.demo import tiny_model
 from marconi.demo.server_process import ServerProcess
 
-from .conftest import STRATEGY_ARGS, EntryPoint, server_args
+from .conftest import MARCONI, STRATEGY_ARGS, EntryPoint, server_args
 from .exact_model import ExactModel
-from .scenarios import EXTRA_BUFFER, SCENARIOS, Exchange
+from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, SCENARIOS, Exchange
 from .test_host_tier_server import ARGS as WITH_HOST_TIER
 from .test_host_tier_server import conversations, host_of
 from .test_speculation import NEXTN
@@ -68,12 +68,18 @@ class Case:
     page_size: int = 1
     has_host_tier: bool = False
     has_drafts: bool = False
+    has_one_pool: bool = False
     is_flashinfer: bool = False
 
 
 FLASHINFER = ("--linear-attn-prefill-backend", "flashinfer")
 TRITON = ("--linear-attn-prefill-backend", "triton")
 PAGES = ("--page-size", "64")
+UNDIVIDED = (
+    *("--max-total-tokens", str(MAX_KV_TOKENS), "--max-running-requests", "8"),
+    *("--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE)),
+)
+"""No flag divides memory, as where a user gives the backend's flag alone: KV and states share one pool."""
 ON_A_CARD = (
     Case("gdn-flashinfer", WIDE, (*server_args(EXTRA_BUFFER), *FLASHINFER), FLASHINFER, is_flashinfer=True),
     Case("gdn-triton-drafts", WIDE, (*server_args(EXTRA_BUFFER), *TRITON, *NEXTN), (*TRITON, *NEXTN), has_drafts=True),
@@ -85,6 +91,7 @@ ON_A_CARD = (
         page_size=64,
         has_host_tier=True,
     ),
+    Case("gdn-one-pool", WIDE, (*MARCONI, *UNDIVIDED, *TRITON), TRITON, has_one_pool=True),
 )
 CASES = (
     *(Case(family, family, server_args(EXTRA_BUFFER)) for family in ("gdn", "mamba2")),
@@ -187,6 +194,7 @@ def test_a_reused_state_answers_as_the_model_does(serving: Serving, exact: Exact
     assert is_right(*found), f"median errors (computed anew, reused) are {found}"
     (rank,) = httpx.get(f"{serving.url}/marconi", timeout=60.0).json()["ranks"]
     assert rank["why_not_planned"] is None
+    assert (rank["joint_bytes"] is not None) == case.has_one_pool
     hits = {each.completion.num_cached_tokens for each in exchanges}
     assert all(hit % case.page_size == 0 for hit in hits)
     assert BRANCH in hits or case.page_size > 1, f"no state inside a prefill was reused, only {sorted(hits)}"

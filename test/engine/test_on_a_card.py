@@ -209,6 +209,7 @@ def test_a_request_without_tracking_slots_begins_with_the_paddings_and_ends_with
         "gdn-flashinfer": NUM_REQUESTS,
         "gdn-triton-drafts": 0,
         "mamba2-pages-host": 0,
+        "gdn-one-pool": NUM_REQUESTS,
         "kda": NUM_REQUESTS,
     }
     slot = "torch.int64 (1,) cuda"
@@ -216,6 +217,7 @@ def test_a_request_without_tracking_slots_begins_with_the_paddings_and_ends_with
         "gdn-flashinfer": (1, slot),
         "gdn-triton-drafts": (0, None),
         "mamba2-pages-host": (1, slot),
+        "gdn-one-pool": (1, slot),
         "kda": (1, slot),
     }
 
