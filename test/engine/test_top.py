@@ -146,8 +146,8 @@ def test_once_prints_what_the_server_says(server: tuple[type[Server], str], caps
         (404, b"<html>", "has no /marconi"),
         (500, b"oops", "answers 500: Internal Server Error"),
         (200, b"<html>", "does not answer in JSON: it is no server of this project"),
-        (200, b"[1]", "tells of no cache"),
-        (200, b'{"ranks": []}', "tells of no cache"),
+        (200, b"[1]", "lists no cache"),
+        (200, b'{"ranks": []}', "lists no cache"),
     ],
 )
 def test_a_server_that_has_no_cache_of_ours_gets_one_line(

@@ -14,8 +14,8 @@ that generates nothing, and no sample starts from the prompt's end.
 An orchestrator's `kv_hints` concern states that exist: the scheduler obeys them at the request's end
 (`policy/kv_hints.py`), and the answer says in the same way what became of each action.
 
-The count travels in `cached_tokens_details`, a dictionary that SGLang sends of each request. What the template tells of
-a chat's next turn comes in `custom_params` as well.
+The count travels in `cached_tokens_details`, a dictionary that SGLang sends of each request. What the template says
+about a chat's next turn comes in `custom_params` as well.
 """
 
 import json

@@ -68,7 +68,7 @@ def ask(endpoint: str, api_key: str | None = None) -> list[dict[str, Any]]:
         raise ValueError(f"{endpoint} does not answer in JSON: it is no server of this project") from None
     ranks = answer.get("ranks") if isinstance(answer, dict) else None
     if not isinstance(ranks, list) or not ranks:
-        raise ValueError(f"{endpoint} tells of no cache: it is no server of this project")
+        raise ValueError(f"{endpoint} lists no cache: it is no server of this project")
     return ranks
 
 

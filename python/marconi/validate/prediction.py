@@ -1,6 +1,6 @@
 """The replay of what a server was sent and answered: pools and policies as its own, and its own steps in their order.
 
-A server tells of every request what its scheduler did with it (`engine/moments.py`), and so in which order requests
+A server reports for every request what its scheduler did with it (`engine/moments.py`), and so in which order requests
 waited, began, took memory, left states and ended, and how many steps of decoding lay between. The replay does the same
 steps, at the same times of the cache's clock; what each finds, plans, keeps and evicts is its own.
 """

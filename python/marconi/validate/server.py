@@ -89,7 +89,7 @@ def _why_not(rank: Mapping[str, Any], settings: Settings, info: Mapping[str, Any
     if settings.admission != JUDICIOUS:
         return f"--marconi-admission {settings.admission} keeps states where SGLang does"
     if rank["eviction"] == "tail":
-        return "--marconi-eviction tail goes by prefill times that it learns"
+        return "--marconi-eviction tail depends on prefill times that it learns"
     if rank["host"] is not None:
         return "loads from a host tier depend on prefill times that it learns, and copies take time"
     if info.get("speculative_algorithm") is not None or settings.ends not in (_WORKING, _TRACKED):
@@ -135,7 +135,7 @@ class Server:
         """Ask `GET /server_info`."""
         info = self._json("/server_info", None)
         if not isinstance(info, dict):
-            raise ValueError(f"{self.address}/server_info tells of no server")
+            raise ValueError(f"{self.address}/server_info describes no server")
         return info
 
     def flush(self) -> None:
