@@ -112,7 +112,7 @@ def test_what_others_sent_is_remarked(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (Fake(CACHE, honest, settings=None), SENT, "does not tell the settings of its cache"),
         (Fake(CACHE, honest, why_not_planned="a hook failed"), SENT, "it plans no states (a hook failed)"),
-        (Fake(CACHE, honest, eviction="tail"), SENT, "--marconi-eviction tail goes by prefill times"),
+        (Fake(CACHE, honest, eviction="tail"), SENT, "--marconi-eviction tail depends on prefill times"),
         (Fake(CACHE, honest, host={}), SENT, "loads from a host tier depend on"),
         (Fake(with_settings(admission="chunk-end"), honest), SENT, "--marconi-admission chunk-end"),
         (Fake(with_settings(ends="what the last verify step kept"), honest), SENT, "by accepting drafts"),
