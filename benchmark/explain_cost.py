@@ -2,8 +2,9 @@
 
 Requests of agents are served one after the other from the cache of a server, in the memory of a share of what all of
 them would take, with prompts of some 10,000 to 60,000 tokens. Timed is all that a request pays for its explanation:
-that `HybridCache.begin` asks `Misses.explain` and counts the misses, and that the server remembers the request for
-whoever asks (`Explanations.note`). Three rows:
+that `HybridCache.begin` asks `Misses.explain` and notes the misses to be counted (`Counters.missed`), and that the
+server remembers the request for whoever asks (`Explanations.note`). Every 256 requests, one of them pays for counting
+all of them and adding up their seconds (`max`). Three rows:
 
     one name space           all requests share prefixes
     after a flush            the same requests again, once the cache that served them was flushed: all were known to it
@@ -42,6 +43,7 @@ from marconi.model.device import device
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import Costs
 from marconi.policy.catalog import PolicySpec
+from marconi.policy.counters import Counters
 from marconi.policy.misses import Explanation, kept_instead
 from marconi.policy.request import Lease, Request
 from marconi.replay.policies import build
@@ -49,6 +51,7 @@ from marconi.replay.result import nearest_rank, write
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, Task, unbounded_bytes
 from marconi.replay.trace import Demand, generate, preset
+from marconi.tree.node import ID_BYTES
 
 MAX_US = 30.0
 NUM_RUNS = 5
@@ -60,7 +63,7 @@ _R = TypeVar("_R")
 
 
 class Timer:
-    """Seconds of the thread, one entry for each request or eviction."""
+    """Seconds, one entry for each request or eviction."""
 
     def __init__(self) -> None:
         self.took_s: list[float] = []
@@ -75,9 +78,9 @@ class Timer:
         def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if is_entry:
                 self.begin()
-            start_s = time.thread_time()
+            start_s = time.perf_counter()
             result = function(*args, **kwargs)
-            self.took_s[-1] += time.thread_time() - start_s
+            self.took_s[-1] += time.perf_counter() - start_s
             return result
 
         return called
@@ -98,8 +101,15 @@ class Server:
         """Serve all; returns the hit tokens."""
         hybrid = self.cache.hybrid
         begin = hybrid.begin
-        hybrid.misses.explain = self.requests.timed(hybrid.misses.explain)  # type: ignore[method-assign]
-        hybrid.count_missed = self.requests.timed(hybrid.count_missed)  # type: ignore[method-assign]
+        explain = self.requests.timed(hybrid.misses.explain)
+
+        def of_prompt(lease: Lease, grid_tokens: int) -> Explanation:
+            """A server has packed the prompt's ids, and knows no answer yet."""
+            request = lease.request
+            path = request.path[: request.num_prompt_tokens * ID_BYTES]
+            return explain(Lease(replace(request, path=path), lease.match), grid_tokens)
+
+        hybrid.misses.explain = of_prompt  # type: ignore[method-assign]
         note, dump = self.requests.timed(self._note), self.answers.timed(dumps, is_entry=True)
 
         def begun(lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
@@ -111,7 +121,8 @@ class Server:
             return explanation
 
         hybrid.begin = begun  # type: ignore[method-assign]
-        return sum(map(self.cache.serve, requests))
+        with mock.patch.object(Counters, "missed", self.requests.timed(Counters.missed)):
+            return sum(map(self.cache.serve, requests))
 
     def _note(self, lease: Lease, explanation: Explanation, now_s: float) -> Explained:
         trail = Trail(lease.request.namespace, lease.match.checkpoint)

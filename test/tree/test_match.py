@@ -1,8 +1,10 @@
 """Matching: how much of a path is held, how much is remembered, and the deepest state that may be used."""
 
+import numpy as np
 import pytest
 
 from marconi.tree import Match, RadixTree
+from marconi.tree.node import ID_BYTES, common_bytes
 
 from .letters import at, insert, path, text_of
 
@@ -119,3 +121,17 @@ def test_the_first_difference_is_found_wherever_it_is(size: int) -> None:
     held = "a" * 19
     insert(tree, held)
     assert match(tree, held[:size] + "b" * 9)[1] == size
+
+
+@pytest.mark.parametrize("unit_ids", [1, 3])
+@pytest.mark.parametrize("num_same", [0, 1, 15, 16, 17, 48, 300])
+def test_what_two_paths_share_after_their_starts_ends_with_their_last_whole_unit(num_same: int, unit_ids: int) -> None:
+    shared, left_ids, right_ids = [*range(7, 7 + num_same)], [1] * 3 * unit_ids, [2] * unit_ids
+    left = np.array([*left_ids, *shared, 3, *shared], np.uint32).tobytes()
+    starts = (len(left_ids) * ID_BYTES, len(right_ids) * ID_BYTES)
+    for end in ([], [4]):
+        right = np.array([*right_ids, *shared, *end], np.uint32).tobytes()
+        whole = num_same // unit_ids * unit_ids * ID_BYTES
+        assert common_bytes(left, right, unit_ids * ID_BYTES, *starts) == whole
+        assert common_bytes(right, left, unit_ids * ID_BYTES, *reversed(starts)) == whole
+        assert common_bytes(left, right) == 0, "without the starts they differ at once"

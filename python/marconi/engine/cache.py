@@ -382,7 +382,7 @@ class MarconiRadixCache(UnifiedRadixCache):
                 self.stats.num_uncached += 1
                 if self.flags.explain:
                     whole = uncached(req.prefix_len, len(req.origin_input_ids))
-                    self.tree_core.hybrid.count_missed(whole)
+                    self.tree_core.hybrid.counters.missed(whole)
                     self._explain(req, whole, now_s)
             notes.is_counted = True
             self.waiting.expect_nothing(req)

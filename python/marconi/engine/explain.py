@@ -12,7 +12,6 @@ Owner: the scheduler's thread.
 """
 
 import json
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -64,17 +63,21 @@ class Explanations:
     def __init__(self, latency: LearnedLatency, flops: PrefixFlops) -> None:
         self._latency = latency
         self._flops = flops
-        self._latest: deque[Explained] = deque(maxlen=MAX_LATEST)
-        self._untimed: list[Explanation] = []
-        """Those whose seconds are not in `_missed_s` yet: added up together, each takes a fraction of the time."""
+        self._noted: list[Explained] = []
+        """The latest, and up to as many that are to be forgotten."""
+        self._num_timed = 0
+        """The first of them, whose seconds are in `_missed_s`: added up together, each takes a fraction of the time."""
         self._missed_s = dict.fromkeys(Cause, 0.0)
 
     def note(self, explained: Explained) -> None:
         """A request begins its prefill."""
-        self._latest.append(explained)
-        self._untimed.append(explained.explanation)
-        if len(self._untimed) >= MAX_LATEST:
+        noted = self._noted
+        noted.append(explained)
+        if not len(noted) % MAX_LATEST:
             self._add_up()
+            # Together, too: to free what a request has held for so long takes longer than to note it.
+            del noted[:-MAX_LATEST]
+            self._num_timed = MAX_LATEST
 
     @property
     def missed_s(self) -> dict[Cause, float]:
@@ -84,23 +87,24 @@ class Explanations:
 
     def _add_up(self) -> None:
         latency, flops, missed_s = self._latency, self._flops, self._missed_s
+        untimed = self._noted[self._num_timed :]
         if latency.is_known:
-            missed_s[Cause.LAST_TOKEN] += latency.overhead_s * len(self._untimed)
+            missed_s[Cause.LAST_TOKEN] += latency.overhead_s * len(untimed)
             s_per_flop = latency.s_per_flop
-            for explanation in self._untimed:
+            for _, _, (_, num_hit_tokens, _, parts), _, _ in untimed:
                 # Misses follow each other: one begins with the FLOPs with which the one before it ends.
-                before = flops(explanation.num_hit_tokens)
-                for end, cause, _, _ in explanation.parts:
+                before = flops(num_hit_tokens)
+                for end, cause, _, _ in parts:
                     upto = flops(end)
                     missed_s[cause] += s_per_flop * (upto - before)  # type: ignore[index]
                     before = upto
-        self._untimed.clear()
+        self._num_timed = len(self._noted)
 
     def latest(self, now_s: float) -> list[dict[str, Any]] | None:
         """The latest requests for JSON, newest first; None while prefixes are left to hash: ask again."""
         num_left = MAX_HASHED_TOKENS
         lines = []
-        for each in reversed(self._latest):
+        for each in reversed(self._noted[-MAX_LATEST:]):
             if num_left <= 0:
                 return None
             trail = each.trail
@@ -112,7 +116,7 @@ class Explanations:
 
     def flushed(self) -> None:
         """The tree was flushed: nothing of it is held for its requests."""
-        for each in self._latest:
+        for each in self._noted:
             if each.trail is not None:
                 each.trail.forget()
 

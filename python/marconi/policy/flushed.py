@@ -16,8 +16,8 @@ Owner: `misses.py`.
 
 from typing import Final
 
-from marconi.policy.request import Lease
-from marconi.tree import Node, RadixTree
+from marconi.policy.request import Request
+from marconi.tree import Match, Node, RadixTree
 
 _DIVERGED: Final = -1
 """In place of a serial number: the flushed tree did not know the whole prefix."""
@@ -31,13 +31,12 @@ class Flushed:
         self._found: dict[int, Node] = {}
         """By serial number, those that present nodes remember: these hold no flushed tree beyond the next flush."""
 
-    def num_known_tokens(self, lease: Lease) -> int:
+    def num_known_tokens(self, request: Request, match: Match) -> int:
         """Tokens of a request that were known; 0 where the present tree knows no fewer."""
-        request, match = lease
-        end: Node | None = match.last
-        if match.last.depth > match.num_seen_tokens:
-            end = match.last.parent
-        assert end is not None
+        end = match.last
+        if end.depth > match.num_seen_tokens:
+            assert end.parent is not None
+            end = end.parent
         above = end
         while above.flushed is None and above.parent is not None:
             above = above.parent

@@ -159,7 +159,7 @@ class HybridCache:
         explanation = None
         if self.misses is not None:
             explanation = self.misses.explain(lease, grid_tokens or self.admission.grid_tokens)
-            self.count_missed(explanation)
+            self.counters.missed(explanation)
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.order.arrived(lease, now_s)
         self.tree.note(*self.turns.close(left))
@@ -178,13 +178,6 @@ class HybridCache:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
         self._rerank()
         return explanation
-
-    def count_missed(self, explanation: Explanation) -> None:
-        """Count what a request misses."""
-        num_missed_tokens, start = self.counters.num_missed_tokens, explanation.num_hit_tokens
-        for end, cause, _, _ in explanation.parts:
-            num_missed_tokens[cause] += end - start  # type: ignore[index]
-            start = end
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
         """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.

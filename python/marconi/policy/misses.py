@@ -41,9 +41,9 @@ from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Need, RankedBy
 from marconi.policy.eviction.order import Order
 from marconi.policy.flushed import Flushed
-from marconi.policy.request import Lease
+from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Place, place_of
-from marconi.tree import Absence, HostCopy, Kept, Match, Node, RadixTree
+from marconi.tree import HostCopy, Kept, Match, Node, RadixTree
 
 
 class Cause(StrEnum):
@@ -222,10 +222,13 @@ class Misses:
         tree, prompt_end, hit = self._tree, request.num_prompt_tokens, match.checkpoint.depth
         last, unit = prompt_end - 1, tree.unit_tokens
         usable = max(min(last, request.num_known_tokens) // unit * unit, hit)
-        if not _is_current(match):
-            match = tree.match(request.path, usable, request.namespace)
         seen = max(min(match.num_seen_tokens, usable), hit)
         parts = _remembered(match, hit, seen)
+        if parts is None:
+            match = tree.match(request.path, usable, request.namespace)
+            seen = max(min(match.num_seen_tokens, usable), hit)
+            parts = _remembered(match, hit, seen)
+            assert parts is not None, "nothing changes the nodes of a path while it is explained"
         start = parts[-1][0] if parts else hit
         on_grid = max(seen // grid_tokens * grid_tokens, start)
         if on_grid > start:
@@ -236,16 +239,15 @@ class Misses:
             if seen == usable:
                 parts.append((last, _PAGE_ROUNDING, None, None))
             else:
-                self._add_unknown(parts, Lease(request, match), seen, usable)
+                self._add_unknown(parts, request, match, seen, usable)
         parts.append((prompt_end, _LAST_TOKEN, None, None))
         return Explanation(prompt_end, hit, seen if seen < usable else last, parts)
 
-    def _add_unknown(self, parts: list[Part], lease: Lease, seen: int, usable: int) -> None:
+    def _add_unknown(self, parts: list[Part], request: Request, match: Match, seen: int, usable: int) -> None:
         """Add the misses beyond `seen`, which is all that this name space knows; `usable` is in whole units."""
-        request = lease.request
         start, roots, namespace = seen, self._tree.roots, request.namespace
         if self._flushed is not None:
-            known = min(self._flushed.num_known_tokens(lease), usable)
+            known = min(self._flushed.num_known_tokens(request, match), usable)
             if known > start:
                 parts.append((known, _FLUSHED, None, None))
                 start = known
@@ -299,37 +301,35 @@ def said_of(kept: Kept) -> str:
     return f"{_PLACES[place]} at {depth:,} tokens, {compared}"
 
 
-def _is_current(match: Match) -> bool:
-    """False if memory that was made since has changed the nodes of the path, so that it has to be matched again."""
+def _remembered(match: Match, hit: int, seen: int) -> list[Part] | None:
+    """The misses beyond `hit` tokens up to the last depth, at most `seen`, with a state on the host or an absence.
+
+    None if memory that was made since has changed the nodes of the path, so that it has to be matched again.
+    """
+    start, hosted = hit, match.hosted
+    if hosted is not None:
+        if not hosted.has_copy:
+            return None
+        start = max(hosted.depth, hit)
     node, source = match.last, match.checkpoint
+    found: list[Part] = []
+    cause: StrEnum | None = None
+    while node.depth > start and node.parent is not None:
+        absences = node.absences
+        if absences:
+            # The last of each run of one cause, falling.
+            for each in reversed(absences):
+                if each[1] is not cause and start < each[0] <= seen:
+                    found.append(each)
+                    cause = each[1]
+        node = node.parent
     while node is not source and node.parent is not None:
         node = node.parent
-    return (node is source or not node.depth) and (match.hosted is None or match.hosted.has_copy)
-
-
-def _remembered(match: Match, hit: int, seen: int) -> list[Part]:
-    """The misses beyond `hit` tokens up to the last depth, at most `seen`, with a state on the host or an absence."""
-    parts: list[Part] = []
-    start, node = hit, match.last
-    if match.hosted is not None and match.hosted.depth > start:
-        start = match.hosted.depth
-        parts.append((start, _LOAD_DECLINED, None, None))
-    if node.depth > start:
-        parts += reversed(_last_absences(node, start, seen))
-    return parts
-
-
-def _last_absences(node: Node, start: int, end: int) -> list[Absence]:
-    """The last of each run of one cause on the path of `node` beyond `start` and up to `end`, falling."""
-    found: list[Absence] = []
-    cause: StrEnum | None = None
-    while node.parent is not None and node.depth > start:
-        if node.absences:
-            for each in reversed(node.absences):
-                if each.cause is not cause and start < each.depth <= end:
-                    found.append(each)
-                    cause = each.cause
-        node = node.parent
+    if node is not source and node.depth:
+        return None
+    if start > hit:
+        found.append((start, _LOAD_DECLINED, None, None))
+    found.reverse()
     return found
 
 

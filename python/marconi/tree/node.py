@@ -21,13 +21,32 @@ ID_BYTES = 4
 """Bytes of one packed id, little-endian and unsigned."""
 
 
-def common_bytes(left: bytes, right: bytes, unit_bytes: int = ID_BYTES) -> int:
-    """Length in bytes of the longest common prefix of whole units; both are whole units long."""
-    if left.startswith(right) or right.startswith(left):
-        return min(len(left), len(right))
-    num_ids = min(len(left), len(right)) // ID_BYTES
-    differs = np.frombuffer(left, np.uint32, num_ids) != np.frombuffer(right, np.uint32, num_ids)
-    return int(differs.argmax()) * ID_BYTES // unit_bytes * unit_bytes
+_NEAR_BYTES = 16 * ID_BYTES
+
+
+def common_bytes(
+    left: bytes, right: bytes, unit_bytes: int = ID_BYTES, left_start: int = 0, right_start: int = 0
+) -> int:
+    """Length in bytes of the longest common prefix of whole units, of what comes after the starts; nothing is copied.
+
+    Both are whole units long, and so is what comes before the starts, in bytes.
+    """
+    size, num_right = len(left) - left_start, len(right) - right_start
+    if size > num_right:
+        size = num_right
+    if not right.startswith(memoryview(left)[left_start : left_start + size], right_start):
+        # Most paths that differ do so within a few ids, of which a number is made sooner than an array.
+        near = min(size, _NEAR_BYTES)
+        near_left = int.from_bytes(left[left_start : left_start + near], "little")
+        differing = near_left ^ int.from_bytes(right[right_start : right_start + near], "little")
+        if differing:
+            size = ((differing & -differing).bit_length() - 1) // 8
+        else:
+            num_ids = size // ID_BYTES
+            left_ids = np.frombuffer(left, np.uint32, num_ids, left_start)
+            differs = left_ids != np.frombuffer(right, np.uint32, num_ids, right_start)
+            size = int(differs.argmax()) * ID_BYTES
+    return size // unit_bytes * unit_bytes
 
 
 class LeftBy(NamedTuple):

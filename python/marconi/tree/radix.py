@@ -156,13 +156,13 @@ class RadixTree:
             if live < 0 and not child.is_live:
                 live = node.depth
             key = child.key
-            end = position + len(key)
             if not path.startswith(key, position):
-                shared = common_bytes(key, path[position:end], unit_bytes)
+                shared = common_bytes(key, path, unit_bytes, 0, position)
                 known, diverges = node.depth + shared // unit_bytes * unit, True
                 left, last = child.depth - known, child
                 break
-            node, position = child, end
+            node = child
+            position += len(key)
             if node.depth <= max_tokens:
                 if node.has_state:
                     best = node
@@ -178,20 +178,23 @@ class RadixTree:
         The first `depth` tokens of `path`, which end in the span of `start` or at its end, are known and not compared.
         """
         unit, unit_bytes = self.unit_tokens, self.unit_bytes
-        position, size = depth // unit * unit_bytes, len(path)
-        passed = len(start.key) - (start.depth - depth) // unit * unit_bytes
-        key = start.key[passed : passed + size - position]
-        while True:
-            if not path.startswith(key, position):
-                shared = common_bytes(key, path[position : position + len(key)], unit_bytes)
-                return start, (position + shared) // unit_bytes * unit
-            position += len(key)
-            if position < start.depth // unit * unit_bytes:
+        position = depth // unit * unit_bytes
+        if depth < start.depth:
+            passed = len(start.key) - (start.depth - depth) // unit * unit_bytes
+            shared = common_bytes(start.key, path, unit_bytes, passed, position)
+            position += shared
+            if passed + shared < len(start.key):
                 return start, position // unit_bytes * unit
+        while True:
             node = start.children.get(path[position : position + unit_bytes])
             if node is None:
                 return start, start.depth
-            start, key = node, node.key
+            key = node.key
+            if not path.startswith(key, position):
+                position += common_bytes(key, path, unit_bytes, 0, position)
+                return node, position // unit_bytes * unit
+            start = node
+            position += len(key)
 
     def insert(
         self, path: bytes, checkpoints: Sequence[int], namespace: int = 0, start: Node | None = None
@@ -306,7 +309,7 @@ class RadixTree:
         if size > target - position or not path.startswith(key, position):
             size = min(size, target - position)
             if path[position : position + size] != key[:size]:
-                size = common_bytes(key, path[position:target], self.unit_bytes)
+                size = min(size, common_bytes(key, path, self.unit_bytes, 0, position))
         if size < len(key):
             child = self._split(child, size)
         if not child.is_live and not child.is_hosted:
