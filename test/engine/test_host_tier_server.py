@@ -4,8 +4,10 @@ Their copies run late, and what is freed on either tier is overwritten at once (
 controls break the tier in three ways, each of which has to turn answers wrong.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,52 @@ def test_what_was_evicted_to_the_host_gives_the_same_answer(
     scenario: Any, launch: Launch, server: Any, references: Callable[[str], Reference]
 ) -> None:
     assert references(launch.family).divergences(twice(scenario, server.url)) == []
+
+
+@pytest.mark.slow
+def test_a_prompt_that_an_orchestrator_prefetches_starts_from_the_device(
+    launch: Launch, server: Any, references: Callable[[str], Reference]
+) -> None:
+    """Between the hint and the prompt the state has come back; without the hint the prompt itself loads it."""
+    first = conversations(server.url, seed=70_000)[:2]
+    turns = [[*each.prompt, *each.completion.token_ids, *random_tokens(70_500, 40)] for each in first]
+
+    def num_loads() -> int:
+        return int(host_of(server.url)["num_loads"])
+
+    exchanges: list[Exchange] = []
+    for hinted, loads in ((turns, [2, 0, 0]), (turns[:1], [1, 0, 1])):
+        for _ in range(2 * KV_TOKENS // 1_000):
+            exchanges.append(one(server.url, random_tokens(71_000 + len(exchanges), 1_000)))
+        counts = [num_loads()]
+        for prompt in hinted:
+            prefetch(server.url, prompt)
+        counts.append(num_loads())
+        for prompt in turns:
+            exchanges.append(one(server.url, prompt))
+            assert exchanges[-1].completion.num_cached_tokens > 1_000
+            counts.append(num_loads())
+        assert [after - before for before, after in pairwise(counts)] == loads
+    assert references(launch.family).divergences(exchanges) == []
+
+
+def prefetch(url: str, prompt: list[int]) -> None:
+    """Short requests hint at `prompt` until it is loaded: not while copies, here late, keep what would be evicted."""
+    payload = {"input_ids": prompt, "seconds": 1e-3}
+    action = {"action_id": "a", "action_type": "prefetch", "action_version": "1.0", "payload": payload}
+    body = {
+        "input_ids": prompt[-20:],
+        "sampling_params": {"max_new_tokens": 1},
+        "kv_hints": {"protocol_version": "0.1", "message_id": "m", "actions": [action]},
+    }
+    for _ in range(50):
+        meta = httpx.post(f"{url}/generate", json=body, timeout=300.0).json()["meta_info"]
+        (answer,) = meta["marconi_kv_hints"]
+        if answer["result"] != "rejected":
+            assert (answer["result"], answer["num_tokens"] > 1_000) == ("accepted", True), answer
+            return
+        assert re.match("no room|requests that run|the prefetches of", answer["reason"]), answer
+    raise AssertionError(answer)
 
 
 def twice(scenario: Scenario, url: str) -> list[Exchange]:

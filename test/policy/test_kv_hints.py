@@ -2,11 +2,12 @@
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 
-from marconi.policy.kv_hints import DEFAULT_RETAIN_S, MAX_ACTIONS, obey, reject
+from marconi.policy.kv_hints import DEFAULT_RETAIN_S, MAX_ACTIONS, EndedRequest, obey, reject
 from marconi.policy.retention import MAX_RETAIN_S, MAX_RETAINED
 from marconi.tree import Node
 
@@ -22,8 +23,8 @@ class Asked(NamedTuple):
     action_id: str = "a"
 
 
-def ask(served: Served, end: Node, *actions: Asked, resumed_depth: int = 0) -> list[dict[str, Any]]:
-    answers = obey(served, actions, end, resumed_depth, served.now_s)
+def ask(served: Served, end: Node, *actions: Asked, **ended: Any) -> list[dict[str, Any]]:
+    answers = obey(served, actions, EndedRequest(end, **{"resumed_depth": 0, **ended}), served.now_s)
     assert json.loads(json.dumps(answers)) == answers
     return [{key: value for key, value in each.items() if not key.startswith("action_")} for each in answers]
 
@@ -90,8 +91,50 @@ def test_a_prefetch_needs_a_host_tier() -> None:
     (answer,) = ask(served, served.leave(OURS, [1]), Asked("prefetch"))
     assert answer["result"] == "rejected"
     assert "--enable-hierarchical-cache" in answer["reason"]
-    served.host = object()  # type: ignore[assignment]
-    assert ask(served, served.tree.root(OURS), Asked("prefetch")) == [{"result": "accepted", "num_states": 0}]
+
+
+def test_a_prefetch_of_the_request_itself_says_whether_it_has_loaded() -> None:
+    served = Served()
+    node = served.leave(OURS, range(9))
+    facts = {"resumed_depth": 7, "prefetch": no_load}
+    assert ask(served, node, Asked("prefetch"), has_loaded=True, **facts) == [
+        {"result": "accepted", "num_states": 1, "num_tokens": 7}
+    ]
+    (answer,) = ask(served, node, Asked("prefetch"), **facts)
+    assert answer["reason"] == "the request has loaded nothing from the host: name the next prompt as payload.input_ids"
+
+
+def test_a_prefetch_of_another_prompt_is_retained_for_a_while() -> None:
+    served, asked = Served(), []
+    node = served.leave(OURS, range(9))
+
+    def load(input_ids: Sequence[int]) -> Node:
+        asked.append(input_ids)
+        return node
+
+    prefetch = Asked("kv.prefetch", {"input_ids": [*range(12)], "seconds": 30})
+    (answer,) = ask(served, node, prefetch, prefetch=load)
+    assert answer == {"result": "accepted", "num_states": 1, "num_tokens": 9, "seconds": 30.0}
+    assert asked == [[*range(12)]]
+    assert served.retention is not None
+    assert served.retention.is_retained(node, served.now_s + 29.0)
+    assert not served.retention.is_retained(node, served.now_s + 30.0)
+    (refused,) = ask(served, node, prefetch, prefetch=no_load)
+    assert (refused["result"], refused["reason"]) == ("rejected", "no room")
+
+
+def test_a_prefetch_beyond_the_states_that_may_be_retained_is_loaded_all_the_same() -> None:
+    served = Served()
+    for index in range(MAX_RETAINED):
+        served.retain(served.leave(OURS, [index]), 1000.0, served.now_s)
+    node = served.leave(OURS, [100])
+    (answer,) = ask(served, node, Asked("prefetch", {"input_ids": [100, 1]}), prefetch=lambda _: node)
+    assert (answer["result"], answer["num_tokens"]) == ("clipped", 1)
+    assert answer["reason"] == "loaded, and not retained: 64 states of its name space are retained already"
+
+
+def no_load(_input_ids: Sequence[int]) -> Node:
+    raise ValueError("no room")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +143,10 @@ def test_a_prefetch_needs_a_host_tier() -> None:
         (Asked("kv.fetch"), "action_type must be one of retain, pin, demote, prefetch, got 'kv.fetch'"),
         (Asked("retain", {}, "2.0"), "action_version must be 1.0 or 0.1, got '2.0'"),
         (Asked("retain", {"blocks": [1]}), "payload of retain must have only seconds and num_tokens, got 'blocks'"),
-        (Asked("prefetch", {"seconds": 1}), "payload of prefetch must be empty, got 'seconds'"),
+        (Asked("prefetch", {"blocks": 1}), "payload of prefetch must have only input_ids and seconds, got 'blocks'"),
+        (Asked("prefetch", {"input_ids": [1, -1]}), "payload.input_ids must be a list of token ids, got [1, -1]"),
+        (Asked("prefetch", {"input_ids": [True]}), "payload.input_ids must be a list of token ids, got [True]"),
+        (Asked("prefetch", {"input_ids": "1"}), "payload.input_ids must be a list of token ids, got '1'"),
         (Asked("retain", {"seconds": 0}), "payload.seconds must be a number above 0, got 0"),
         (Asked("retain", {"seconds": True}), "payload.seconds must be a number above 0, got True"),
         (Asked("retain", {"seconds": float("nan")}), "payload.seconds must be a number above 0, got nan"),
@@ -127,7 +173,10 @@ def test_no_payload_of_json_raises() -> None:
     served = Served()
     end = served.leave(OURS, range(9))
     for _ in range(500):
-        payload = {key: rng.choice(values) for key in rng.sample(["seconds", "num_tokens", "", "x"], rng.randint(0, 3))}
+        payload = {
+            key: rng.choice(values)
+            for key in rng.sample(["seconds", "num_tokens", "input_ids", "x"], rng.randint(0, 3))
+        }
         verb = rng.choice(["retain", "Pin", "KV.DEMOTE", "prefetch", "", "x" * 99])
         (answer,) = ask(served, end, Asked(verb, payload))
         assert answer["result"] in {"accepted", "clipped", "rejected"}

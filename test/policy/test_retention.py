@@ -58,6 +58,33 @@ def test_a_retained_state_trades_places_with_the_next_of_its_name_space() -> Non
     assert served.victims(2) == [others, first], "nothing of its name space is left to pay"
 
 
+def test_room_of_its_own_is_made_by_states_of_the_name_space_alone() -> None:
+    """In the order in which they would be evicted, but for those that are retained, locked or awaited."""
+    served = Served()
+    retained, theirs, first, locked, second, awaited = (
+        served.leave(namespace, [index]) for index, namespace in enumerate((OURS, THEIRS, OURS, OURS, OURS, OURS))
+    )
+    served.retain(retained, 100.0, served.now_s)
+    served.lock(locked)
+    served.queue([], [("waiting", awaited)])
+    root, evicted = served.tree.root(OURS), []
+    while served.evict_own(root, Need.STATE, served.now_s) is not None:
+        served.check_invariants()
+        evicted.append([node for node in (first, second) if not node.has_state])
+    assert evicted == [[first], [first, second]]
+    assert all(node.has_state for node in (retained, theirs, locked, awaited))
+
+
+def test_room_is_looked_for_among_a_bounded_number_of_victims() -> None:
+    served = Served()
+    theirs = [served.leave(THEIRS, [index]) for index in range(MAX_PASSED)]
+    own = served.leave(OURS, [1])
+    assert served.evict_own(served.tree.root(OURS), Need.STATE, served.now_s) is None
+    assert served.evict_own(served.tree.root(THEIRS), Need.STATE, served.now_s) is not None
+    assert served.evict_own(served.tree.root(OURS), Need.STATE, served.now_s) is not None
+    assert (theirs[0].has_state, own.has_state) == (False, False)
+
+
 def test_without_other_name_spaces_a_retained_state_is_evicted_last_and_then_all_the_same() -> None:
     served = Served()
     nodes = [served.leave(OURS, [index]) for index in range(5)]

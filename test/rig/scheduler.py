@@ -319,8 +319,7 @@ class HostScheduler:
         checkpoints = [] if plan is None else plan(reqs)
         # No model runs that would write them.
         mark_written(checkpoints, len(self._rows.mamba_map))
-        if self._copies is not None:
-            self.cache.ready_to_load_host_cache()
+        if self._copies is not None and self.cache.ready_to_load_host_cache() >= 0:
             self._copies.wait_for_loads()
         batch = self._batch(reqs, [req.extend_end for req in reqs])
         batch.prefix_lens, batch.extend_lens = [req.prefix_len for req in reqs], [req.extend_len for req in reqs]

@@ -23,6 +23,7 @@ Owner: the scheduler's thread.
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -90,7 +91,7 @@ from marconi.policy.base import Costs
 from marconi.policy.divergence import Divergence, divergence_of
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.hybrid_cache import HybridCache, Suffix
-from marconi.policy.kv_hints import obey, reject
+from marconi.policy.kv_hints import EndedRequest, Prefetch, obey, reject
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease
 from marconi.tree import Freed
@@ -465,10 +466,16 @@ class MarconiRadixCache(UnifiedRadixCache):
             return
         resumed_depth = run.lease.match.checkpoint.depth
         if hints is not None:
-            end = core.node_by_id(req.lock.node)
-            notes_of(req).kv_hints = obey(core.hybrid, hints.actions, end, resumed_depth, self.clock())
+            notes = notes_of(req)
+            with self.prefetching(req) as prefetch:
+                ended = EndedRequest(core.node_by_id(req.lock.node), resumed_depth, notes.has_loaded, prefetch)
+                notes.kv_hints = obey(core.hybrid, hints.actions, ended, self.clock())
         if isinstance(sessions, SessionStates):
             sessions.ended(core.node_by_id(req.lock.node), resumed_depth, req.session_generation)
+
+    def prefetching(self, req: "Req") -> AbstractContextManager[Prefetch | None]:
+        """How a hint of `req` loads another prompt's state from the host: without a host tier, not at all."""
+        return nullcontext()
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""

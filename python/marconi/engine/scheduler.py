@@ -85,6 +85,8 @@ class RequestNotes:
     """Number of states that it named and that got no slot."""
     explained: Explained | None = None
     """Why it missed; None before its first prefill, and if it did not ask."""
+    has_loaded: bool = False
+    """Whether it has loaded from the host the state that it starts from."""
     kv_hints: list[dict[str, Any]] | None = None
     """The answers to its `kv_hints`; None before its end, and if it has none."""
     steps: Steps = field(default_factory=Steps)

@@ -274,6 +274,12 @@ CACHE = Group(
             until=_HOST,
         ),
         Touch(
+            Kind.OVERRIDE,
+            _CACHE + ".ready_to_load_host_cache",
+            "a forward pass waits for what a `prefetch` of `kv_hints` has asked for, too",
+            until="a load that no batch has asked for",
+        ),
+        Touch(
             Kind.ASSIGN,
             "sglang.srt.managers.schedule_batch.Req.skip_radix_cache_insert",
             "a health check and a refused request leave nothing (`scheduler.py`)",

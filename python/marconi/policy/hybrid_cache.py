@@ -319,6 +319,29 @@ class HybridCache:
         self.retention = self.retention or Retention()
         return self.retention.demote(node)
 
+    def evict_own(self, root: Node, need: Need, now_s: float) -> Freed | None:
+        """Evict the next victim of the name space of `root` that is not retained; None if it has none to evict.
+
+        It is looked for among the next `MAX_PASSED` victims, and no waiting request would start from it.
+        """
+        passed: list[Node] = []
+        own = None
+        while own is None and len(passed) < MAX_PASSED:
+            node = self.order.victim(need, now_s)
+            if node is None or node.first_waiting is not None:
+                break
+            assert isinstance(node, Node)
+            if root_of(node) is root and not (self.retention and self.retention.is_retained(node, now_s)):
+                own = node
+            else:
+                # What is in use is no victim.
+                passed.append(node)
+                self.lock(node)
+        for node in passed:
+            self.tree.unlock(node)
+        self._rerank()
+        return None if own is None else self.evict_node(own, need, now_s, is_named=False)
+
     def _victim(self, first: _First, need: Need, now_s: float) -> tuple[NodeView | None, bool]:
         """The victim that `first` names and True, or the state of its name space evicted in its place and False."""
         if not (wishes := self.retention):

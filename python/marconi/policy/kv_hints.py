@@ -3,25 +3,29 @@
     retain     {"seconds": 600, "num_tokens": 1200}   others of the name space are evicted in place of these states
     pin        as retain                              the same: nothing is pinned, so it is always clipped
     demote     {"num_tokens": 1200}                   these states are evicted before others of the name space
-    prefetch   {}                                     the request has loaded its prefix from the host, as all do
+    prefetch   {"input_ids": [...], "seconds": 600}   the host's state for that prompt is loaded now, and retained
+    prefetch   {}                                     whether the request itself has loaded its prefix from the host
 
-An action concerns the states that its request has left or resumed from, and with `num_tokens` the deepest of its path
-within so many tokens. A state from which several paths go on is not demoted. Types may be written with a `kv.` before
-them and in any case. An action never fails its request: its answer says *accepted*, *clipped* or *rejected*, and why.
-What retaining costs, and whom, is in `retention.py`.
+An action but `prefetch` concerns the states that its request has left or resumed from, and with `num_tokens` the
+deepest of its path within so many tokens. A state from which several paths go on is not demoted. Types may be written
+with a `kv.` before them and in any case. An action never fails its request: its answer says *accepted*, *clipped* or
+*rejected*, and why. What retaining costs, and whom, is in `retention.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.retention import MAX_DEMOTED, MAX_RETAIN_S, MAX_RETAINED
 from marconi.tree import Node
 
 DEFAULT_RETAIN_S: Final = 600.0
+NO_HOST_TIER: Final = "prefetch needs a host tier: start the server with --enable-hierarchical-cache"
 MAX_ACTIONS: Final = 16
 """Actions of a request; later ones are rejected."""
+MAX_TOKEN_ID: Final = 2**31 - 1
 VERSIONS: Final = ("1.0", "0.1")
 
 
@@ -75,6 +79,8 @@ class Answer(NamedTuple):
     """States that it concerns."""
     seconds: float | None = None
     """For how long they are retained."""
+    num_tokens: int | None = None
+    """Prompt tokens that are cached on the device once a prefetch has arrived."""
 
     def as_dict(self, action: Action) -> dict[str, Any]:
         """The values for JSON."""
@@ -82,32 +88,45 @@ class Answer(NamedTuple):
         return {key: value for key, value in values.items() if value is not None}
 
 
+Prefetch: TypeAlias = Callable[[Sequence[int]], Node]
+"""Begin to load the host's deepest state for a prompt, and return its node; `ValueError`, in one line, if it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """The request that actions came with, at its end."""
+
+    end: Node
+    """The deepest state that it has left or resumed from, or the root."""
+    resumed_depth: int
+    """The depth of the state that it resumed from, in tokens."""
+    has_loaded: bool = False
+    """Whether that came from the host."""
+    prefetch: Prefetch | None = None
+    """None without a host tier."""
+
+
 class _Asked(NamedTuple):
     verb: Verb
     seconds: float
     num_tokens: int | None
+    input_ids: Sequence[int] | None
 
 
 _KEYS: Final = {
     Verb.RETAIN: ("seconds", "num_tokens"),
     Verb.PIN: ("seconds", "num_tokens"),
     Verb.DEMOTE: ("num_tokens",),
-    Verb.PREFETCH: (),
+    Verb.PREFETCH: ("input_ids", "seconds"),
 }
 
 
-def obey(
-    cache: HybridCache, actions: Sequence[Action], end: Node, resumed_depth: int, now_s: float
-) -> list[dict[str, Any]]:
-    """Obey the actions of a request that has ended, in their order, and answer each.
-
-    `end` is the deepest state that the request has left or resumed from, or the root; `resumed_depth` is the depth of
-    the state that it resumed from, in tokens.
-    """
+def obey(cache: HybridCache, actions: Sequence[Action], ended: EndedRequest, now_s: float) -> list[dict[str, Any]]:
+    """Obey the actions of a request that has ended, in their order, and answer each."""
     answers = []
     for index, action in enumerate(actions):
         if index < MAX_ACTIONS:
-            answer = _obey(cache, action, end, resumed_depth, now_s)
+            answer = _obey(cache, action, ended, now_s)
         else:
             answer = _rejected(f"actions must be at most {MAX_ACTIONS}, got {len(actions)}")
         answers.append(answer.as_dict(action))
@@ -119,22 +138,35 @@ def reject(actions: Sequence[Action], reason: str) -> list[dict[str, Any]]:
     return [_rejected(reason).as_dict(action) for action in actions]
 
 
-def _obey(cache: HybridCache, action: Action, end: Node, resumed_depth: int, now_s: float) -> Answer:
+def _obey(cache: HybridCache, action: Action, ended: EndedRequest, now_s: float) -> Answer:
     try:
         asked = _asked(action)
+        if asked.verb is Verb.PREFETCH:
+            return _prefetch(cache, asked, ended, now_s)
     except ValueError as error:
         return _rejected(str(error))
-    if asked.verb is Verb.PREFETCH:
-        if cache.host is None:
-            return _rejected("prefetch needs a host tier: start the server with --enable-hierarchical-cache")
-        return Answer(Result.ACCEPTED)
-    states = _states(end, resumed_depth, asked.num_tokens)
+    states = _states(ended.end, ended.resumed_depth, asked.num_tokens)
     if not states:
         return _rejected("the request has left no state there")
     clipped = []
     if asked.num_tokens is not None and states[0].depth < asked.num_tokens:
         clipped.append(f"the deepest state within {asked.num_tokens} tokens is at {states[0].depth}")
     return (_demote if asked.verb is Verb.DEMOTE else _retain)(cache, states, asked, clipped, now_s)
+
+
+def _prefetch(cache: HybridCache, asked: _Asked, ended: EndedRequest, now_s: float) -> Answer:
+    """Answer a prefetch; `ValueError` for one that loads nothing."""
+    if ended.prefetch is None:
+        raise ValueError(NO_HOST_TIER)
+    if asked.input_ids is None:
+        if not ended.has_loaded:
+            raise ValueError("the request has loaded nothing from the host: name the next prompt as payload.input_ids")
+        return Answer(Result.ACCEPTED, num_states=1, num_tokens=ended.resumed_depth)
+    node = ended.prefetch(asked.input_ids)
+    retained = _retain(cache, [node], asked, [], now_s)
+    if retained.result is not Result.REJECTED:
+        return retained._replace(num_tokens=node.depth)
+    return Answer(Result.CLIPPED, f"loaded, and not retained: {retained.reason}", 1, num_tokens=node.depth)
 
 
 def _retain(cache: HybridCache, states: Sequence[Node], asked: _Asked, clipped: list[str], now_s: float) -> Answer:
@@ -187,16 +219,22 @@ def _asked(action: Action) -> _Asked:
     verb, payload = Verb(name), action.payload
     for key in payload:
         if key not in _KEYS[verb]:
-            expected = f"have only {' and '.join(_KEYS[verb])}" if _KEYS[verb] else "be empty"
-            raise ValueError(f"payload of {verb} must {expected}, got {_shown(key)}")
+            raise ValueError(f"payload of {verb} must have only {' and '.join(_KEYS[verb])}, got {_shown(key)}")
     seconds, num_tokens = payload.get("seconds", DEFAULT_RETAIN_S), payload.get("num_tokens")
     # A boolean is an integer to Python, and to nobody who writes one.
     if type(seconds) not in (int, float) or not seconds > 0:
         raise ValueError(f"payload.seconds must be a number above 0, got {_shown(seconds)}")
     if num_tokens is not None and (type(num_tokens) is not int or num_tokens < 1):
         raise ValueError(f"payload.num_tokens must be an integer above 0, got {_shown(num_tokens)}")
+    input_ids = payload.get("input_ids")
+    if input_ids is not None and not _are_token_ids(input_ids):
+        raise ValueError(f"payload.input_ids must be a list of token ids, got {_shown(input_ids)}")
     # An integer may be too large for a float.
-    return _Asked(verb, float(min(seconds, 1e300)), num_tokens)
+    return _Asked(verb, float(min(seconds, 1e300)), num_tokens, input_ids)
+
+
+def _are_token_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(each) is int and 0 <= each <= MAX_TOKEN_ID for each in value)
 
 
 def _rejected(reason: str) -> Answer:
@@ -204,5 +242,6 @@ def _rejected(reason: str) -> Answer:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    # The head of a long list says enough.
+    text = repr(value[:20] if isinstance(value, list) else value)
     return text if len(text) <= 40 else f"{text[:40]}..."

@@ -7,6 +7,7 @@
     match      promises what the host holds beyond the device's state, if loading it saves time
     load       when the request is admitted: its KV joins the tree, its state goes to a slot of the tree's and to the
                request's own, layer by layer, as the forward needs them
+    prefetch   for a hint of a request that ends, a state is loaded that another one will start from (`prefetch.py`)
 
 A state that is on its way to the device is one to start from: before it is copied for another request, SGLang waits
 until the last layer has arrived (`HybridReqToTokenPool.copy_mamba_state`).
@@ -17,7 +18,8 @@ Source of what it extends: `srt/mem_cache/unified_radix_cache.py`. Owner: the sc
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -43,6 +45,7 @@ from marconi.engine.flags import BACKEND
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.link import LinkSpeed, link_speed
 from marconi.engine.host.pages import staging_tokens
+from marconi.engine.host.prefetch import Prefetches
 from marconi.engine.host.rows import HostRows
 from marconi.engine.policies import HostTierConfig, hybrid_cache
 from marconi.engine.scheduler import note_match, notes_of
@@ -52,6 +55,7 @@ from marconi.events.tree_log import Tenant
 from marconi.policy.base import Need
 from marconi.policy.host_tier import HostMemory
 from marconi.policy.hybrid_cache import HybridCache
+from marconi.policy.kv_hints import Prefetch
 from marconi.policy.request import Lease, Request
 from marconi.policy.write_behind import MARGIN
 from marconi.tree import Match, Node
@@ -114,6 +118,7 @@ class TieredRadixCache(MarconiRadixCache):
             for ack in (*self.cache_controller.ack_write_queue, *self.cache_controller.ack_load_queue):
                 ack.finish_event.synchronize()
         super().reset()
+        self.prefetches = Prefetches(self)
 
     def init_hicache(self, server_args: Any, params: "CacheInitParams") -> None:
         """Make SGLang's host pools, and keep copies there from now on."""
@@ -255,6 +260,16 @@ class TieredRadixCache(MarconiRadixCache):
             mamba_num_evicted=num_states + more.mamba_num_evicted,
         )
 
+    def evict_own(self, root: Node, need: Need) -> bool:
+        """Evict a state of the name space of `root` that is not retained; False if it has none to evict."""
+        self._waited_s = 0.0
+        freed = self.tree_core.hybrid.evict_own(root, need, self.clock())
+        self._give_back()
+        if freed is None:
+            return False
+        self.stats.evicted(self._waited_s)
+        return True
+
     def _is_short(self, params: EvictParams, result: EvictResult, targets: Targets) -> bool:
         """True if an eviction freed less than it was asked for."""
         if targets:
@@ -318,13 +333,32 @@ class TieredRadixCache(MarconiRadixCache):
 
     def _load(self, req: "Req", request: Request, hosted: Node, from_depth: int) -> None:
         """Load the KV of `hosted` beyond `from_depth`, which the device has, and its state, for which there is room."""
-        core, rows = self.tree_core, self.tree_core.rows
-        hybrid, allocator = core.hybrid, self.req_to_token_pool.mamba_allocator
-        assert rows is not None
+        allocator = self.req_to_token_pool.mamba_allocator
         if not req.kv.holds_mamba:
             req.kv.mamba_pool_idx = allocator.alloc(1)[0]
         slot: torch.Tensor | None = None if hosted.has_state else allocator.alloc(1)
-        targets = [req.kv.mamba_pool_idx.view(1), *([] if slot is None else [slot])]
+        self.load_into_tree(req, request, hosted, from_depth, slot, [req.kv.mamba_pool_idx.view(1)])
+        req.kv.mamba_cow_src_index, req.kv.mamba_needs_clear = None, False
+        notes_of(req).has_loaded = True
+        self._go_on_from(req, request, hosted)
+
+    def load_into_tree(
+        self,
+        req: "Req",
+        request: Request,
+        hosted: Node,
+        from_depth: int,
+        slot: torch.Tensor | None,
+        copies: Sequence[torch.Tensor] = (),
+    ) -> int:
+        """Load the KV of `hosted` beyond `from_depth`, and its state to the slot of the tree's and to `copies`.
+
+        `slot` is None where the tree has the state. The load is locked until it has arrived, and begins with the next
+        call of `ready_to_load_host_cache`. Returns its id. `request` is of the name space of `req`.
+        """
+        core, rows = self.tree_core, self.tree_core.rows
+        assert rows is not None
+        targets = [*copies, *([] if slot is None else [slot])]
         states = [
             PoolTransfer(name=PoolName.MAMBA, host_indices=rows.states[hosted], device_indices=target)
             for target in targets
@@ -337,17 +371,26 @@ class TieredRadixCache(MarconiRadixCache):
         )
         assert indices is not None, "no memory, where room was made for it"
         tenant = Tenant(req.extra_key, req.cache_salt)
-        core.insert(indices, from_depth, tenant, lambda: hybrid.load(request, hosted.depth, len(indices)))
+        core.insert(indices, from_depth, tenant, lambda: core.hybrid.load(request, hosted.depth, len(indices)))
         if slot is not None:
             core.memory.keep_state(hosted, slot)
             if hosted in rows.ends:
                 core.memory.ends.add(hosted)
-        req.kv.mamba_cow_src_index, req.kv.mamba_needs_clear = None, False
         handle = core.handle(hosted)
         self.ongoing_load_back[load_id] = _OngoingLoadBack(
             handle, self.inc_lock_ref(handle).to_dec_params(), self.inc_host_lock_ref(handle).to_dec_params()
         )
-        self._go_on_from(req, request, hosted)
+        return int(load_id)
+
+    def prefetching(self, req: "Req") -> AbstractContextManager[Prefetch | None]:
+        """How a hint of `req` loads another prompt's state; what it asks for begins at the end of the context."""
+        return nullcontext() if self.tree_core.tier is None else self.prefetches.of(req)
+
+    def ready_to_load_host_cache(self) -> int:
+        """Begin what was asked for, and say which load the next forward pass waits for, layer by layer; -1 for none."""
+        started = int(super().ready_to_load_host_cache())
+        # Loads arrive in their order, so what is begun now arrives after what was prefetched.
+        return started if started >= 0 else self.prefetches.under_way()
 
     def _go_on_from(self, req: "Req", request: Request, node: Node) -> None:
         """`req` starts from `node`, which it has loaded."""

@@ -1,0 +1,73 @@
+"""`prefetch` of `kv_hints`: what is loaded ahead is what was copied, and nothing is lost."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+import torch
+
+from marconi.engine.host.prefetch import UNDER_WAY
+from marconi.engine.policies import PolicyChoice
+from marconi.engine.scheduler import notes_of
+from rig.clock import TraceClock
+from rig.pools import Strategy, marconi
+from rig.scheduler import Outcome
+from rig.soak import Soak, SoakPlan, soak_pools
+from rig.workload import Script
+
+from .host_replays import COSTS
+from .test_kv_hints import envelope
+
+NUM_REQUESTS = 200
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(sglang_configuration: None) -> None:
+    """Operations on indices are small: threads that wait for each other take longer."""
+    torch.set_num_threads(1)
+
+
+class Prefetching(Soak):
+    """Every request asks for two prompts that came in its name space, its own among them."""
+
+    def __init__(self, strategy: Strategy, page_tokens: int) -> None:
+        host, clock = soak_pools(strategy, page_tokens, host_ratio=3.0), TraceClock()
+        plan = SoakPlan(NUM_REQUESTS, 5, check_every_steps=1, drain_every_requests=100)
+        super().__init__(marconi(host, PolicyChoice("best"), COSTS, clock), host, plan, clock)
+        self.reqs: list[Any] = []
+        self._submit: Callable[..., Any] = self.scheduler.submit
+        self._known: list[Script] = []
+        self._choice = random.Random(7)  # noqa: S311 - a workload, not a secret
+        self.scheduler.submit = self._with_hints  # type: ignore[method-assign]
+
+    def _with_hints(self, script: Script, rid: str | None = None) -> Any:
+        req = self._submit(script, rid)
+        self._known.append(script)
+        own = [each for each in self._known if each.namespace == script.namespace]
+        asked = [{"input_ids": [*self._choice.choice(own).sequence, 0], "seconds": 1} for _ in range(2)]
+        req.kv_hints = envelope(*(("prefetch", payload) for payload in asked))
+        self.reqs.append(req)
+        return req
+
+    def answers(self) -> list[dict[str, Any]]:
+        return [answer for req in self.reqs for answer in notes_of(req).kv_hints or ()]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "page_tokens"), [(Strategy.EXTRA_BUFFER, 1), (Strategy.EXTRA_BUFFER, 16), (Strategy.NO_BUFFER, 1)]
+)
+def test_what_is_loaded_ahead_is_read_as_it_was_left_and_nothing_is_lost(strategy: Strategy, page_tokens: int) -> None:
+    run = Prefetching(strategy, page_tokens)
+    run.run()
+    outcomes = run.scheduler.outcomes
+    assert outcomes.total() - outcomes[Outcome.RETRACTED] == NUM_REQUESTS
+    results = Counter(answer["result"] for answer in run.answers())
+    reasons = Counter(answer.get("reason", "").split(":")[0].split(" tokens")[0] for answer in run.answers())
+    assert results["accepted"] > 5, results
+    assert "the host holds no state for it beyond the 0" in reasons
+    assert reasons[UNDER_WAY] or page_tokens > 1
