@@ -17,7 +17,7 @@ from marconi.engine.scheduler import notes_of
 from rig.clock import TraceClock
 from rig.pools import Strategy, marconi
 from rig.scheduler import Outcome
-from rig.soak import Soak, SoakPlan, soak_pools
+from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
 from rig.workload import Script
 
 from .host_replays import COSTS
@@ -71,3 +71,46 @@ def test_what_is_loaded_ahead_is_read_as_it_was_left_and_nothing_is_lost(strateg
     assert results["accepted"] > 5, results
     assert "the host holds no state for it beyond the 0" in reasons
     assert reasons[UNDER_WAY] or page_tokens > 1
+
+
+class AskedForWaiting(Prefetching):
+    """Every request that runs asks for the prompts that wait behind it, and nothing arrives that nobody waits for."""
+
+    def __init__(self) -> None:
+        super().__init__(Strategy.EXTRA_BUFFER, 1)
+        copies = vars(self.scheduler)["_copies"]
+        advance = copies.advance
+
+        def advance_but_loads() -> None:
+            loads, copies._loads = copies._loads, []
+            under_way = copies._under_way
+            copies._under_way = [copy for copy in under_way if copy not in loads]
+            advance()
+            copies._loads = [copy for copy in loads if not copy.query()]
+            copies._under_way += copies._loads
+
+        copies.advance = advance_but_loads
+
+    def _with_hints(self, script: Script, rid: str | None = None) -> Any:
+        req = self._submit(script, rid)
+        self.reqs.append(req)
+        for other in self.reqs[-8:-1]:
+            if not other.finished():
+                other.kv_hints = envelope(("prefetch", {"input_ids": [*script.sequence, 0], "seconds": 1}))
+        return req
+
+
+def test_a_prompt_that_starts_from_what_is_still_loading_waits_for_it() -> None:
+    run = AskedForWaiting()
+    run.run()
+    # What nobody waits for does not arrive, and until it has, others are rejected.
+    assert Counter(answer["result"] for answer in run.answers())["accepted"] > 1
+
+
+def test_negative_control_a_pass_that_does_not_wait_reads_what_has_not_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    from marconi.engine.cache import MarconiRadixCache
+    from marconi.engine.host.cache import TieredRadixCache
+
+    monkeypatch.setattr(TieredRadixCache, "ready_to_load_host_cache", MarconiRadixCache.ready_to_load_host_cache)
+    with pytest.raises(SoakFailure, match="reads a state of another sequence"):
+        AskedForWaiting().run()
