@@ -4,9 +4,10 @@
     GET /marconi/ui/frame            the latest frame of the scheduler of `?dp_rank=` (default: the first), as JSON
 
 A scheduler walks its tree only while somebody looks, `SLICE_NODES` at a time, whenever the process that answers HTTP
-asks; that asks again until the frame is whole. So a server on which nobody looks pays nothing, and one that is looked
-at never waits longer than a slice. A large tree's prefixes are hashed over several frames: until then the page says
-that it does not know them. A flush begins a new walk. Owner: the scheduler's thread.
+asks; that asks again until the frame is whole. So a server on which nobody looks pays nothing. One that is looked at
+waits for a slice at most, some two milliseconds, but for the last three: its states are ranked, its columns made and
+its JSON written, each in one piece, some 14 ms with 100,000 nodes. A large tree's prefixes are hashed over several
+frames: until then the page says that it does not know them. A flush begins a new walk. Owner: the scheduler's thread.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import msgspec
 from marconi.engine.status import Status, Use
 from marconi.policy.base import Costs
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.view.frame import PoolFrame
+from marconi.view.frame import Frame, PoolFrame
 from marconi.view.recorder import Recorder
 from marconi.view.snapshot import MAX_HASHED_BYTES, Columns
 
@@ -36,14 +37,22 @@ class Picture:
         self._costs = costs
         self._status = status
         self._recorder: Recorder | None = None
+        self._whole: Frame | None = None
+        """A frame that is not encoded yet: a large one's JSON is a slice of its own."""
 
     def advance(self, hybrid: HybridCache, now_s: float) -> bytes:
         """Walk on through the tree of `hybrid`; returns the frame of `now_s` as JSON once it is whole, else nothing."""
+        if self._whole is not None:
+            whole, self._whole = self._whole, None
+            return msgspec.json.encode(whole)
         if self._recorder is None:
             self._recorder = Recorder(hybrid, self._costs, self._pools, PATIENCE_S, MAX_HASHED_BYTES)
         elif self._recorder.hybrid is not hybrid:
             self._recorder.follow(hybrid)
         frame = self._recorder.advance(now_s, SLICE_NODES)
+        if frame is not None and len(frame.nodes.parent) > SLICE_NODES:
+            self._whole = frame
+            return b""
         return b"" if frame is None else msgspec.json.encode(frame)
 
     def _pools(self, _nodes: Columns) -> list[PoolFrame]:

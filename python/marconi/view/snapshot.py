@@ -111,10 +111,9 @@ class PrefixHashes:
             self._of_serial[each.serial] = found
         return found
 
-    def keep(self, serials: list[int], hashes: list[int]) -> None:
-        """Replace all that is known by `hashes`, those of the nodes of a whole tree, some of them `UNKNOWN`."""
-        known = zip(serials, hashes, strict=True)
-        self._of_serial = dict(each for each in known if each[1] != UNKNOWN) if UNKNOWN in hashes else dict(known)
+    def keep(self, known: dict[int, int]) -> None:
+        """Replace all that is known by the hashes of the nodes that a walk has found, by serial number."""
+        self._of_serial = known
 
     @property
     def known(self) -> dict[int, int]:
@@ -133,6 +132,7 @@ class Walk:
         "_depth",
         "_hash",
         "_hashes",
+        "_kept",
         "_kind",
         "_last_s",
         "_nodes",
@@ -178,6 +178,8 @@ class Walk:
         self._uses: list[int] = []
         self._last_s: list[float] = []
         self._hash: list[int] = []
+        self._kept: dict[int, int] = {}
+        """The hashes of the nodes that were visited, by serial number: a large tree's take long to collect at once."""
 
     def advance(self, max_nodes: int) -> bool:
         """Visit up to `max_nodes` further nodes, removed ones included; True once the walk is done.
@@ -251,6 +253,8 @@ class Walk:
                 stack += reversed(children.values())
                 aboves += [index] * len(children)
         self._num_bytes_left = num_bytes_left
+        found_hashes = zip(serials[begin:], hashes[begin:], strict=True)
+        self._kept.update(each for each in found_hashes if each[1] != UNKNOWN)
         if self._standing is not None:
             self._standing.weigh(nodes[begin:])
 
@@ -263,7 +267,7 @@ class Walk:
         """The nodes that were visited; call it once the walk is done."""
         assert not self._stack, f"{len(self._stack)} subtrees are not visited yet"
         assert self._worth is not None, "the states are not ranked yet"
-        self._hashes.keep(self._serials, self._hash)
+        self._hashes.keep(self._kept)
         return Columns(
             parent=self._parent,
             depth=self._depth,
