@@ -6,9 +6,10 @@ fault after the other. `MARCONI_TEST_CONTROL` takes out what the tests are about
 
     unguarded   what a hook raises is not caught
     trusting    what was not written counts as written, and planning goes on
+    leaking     the slots of states that nobody wrote are not freed
 
-With `MARCONI_TEST_OVERLAPS` it is `overlapping_server.py` besides. Started in place of `-m sglang.launch_server`; the
-spawned scheduler imports this file too.
+`MARCONI_TEST_FAULTY` names another server's file, whose changes are made as well. Started in place of
+`-m sglang.launch_server`; the spawned scheduler imports this file too.
 """
 
 import importlib
@@ -74,7 +75,8 @@ def let_flushes_plan_again() -> None:
     def anew(self: Any) -> None:
         reset(self)
         self.faults.__init__()
-        if not getattr(self, "plans", True):
+        # Where SGLang has tracked since, requests have had the slots that they lend.
+        if not getattr(self, "cuts_prefills", True):
             self.req_to_token_pool.mamba_initial_tracking_slots -= self._num_lent
         self.plans = self.cuts_prefills = self.choice.admission == JUDICIOUS
 
@@ -94,13 +96,15 @@ def take_out() -> None:
     if CONTROL == "trusting":
         cache.settle = trusting  # type: ignore[assignment]
         faults.Faults.note = lambda *_: None  # type: ignore[method-assign]
+    if CONTROL == "leaking":
+        cache.MarconiRadixCache._free_unkept = lambda *_: None  # type: ignore[method-assign]
 
 
 plant()
 let_flushes_plan_again()
 take_out()
-if "MARCONI_TEST_OVERLAPS" in os.environ:
-    runpy.run_path(str(Path(__file__).with_name("overlapping_server.py")))
+if beside := os.environ.get("MARCONI_TEST_FAULTY"):
+    runpy.run_path(str(Path(__file__).with_name(beside)))
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

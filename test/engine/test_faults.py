@@ -20,6 +20,7 @@ from marconi.engine import chat_template, hints, streams, touch, upstream
 from marconi.engine.explain import EXPLAIN
 from marconi.engine.faults import OF_PROCESS, Faults, Unrecoverable, around, beside, fails_open
 from marconi.engine.policies import CHUNK_END, PolicyChoice
+from marconi.engine.scheduler import around_add_one_req
 from rig import scheduler as rig_scheduler
 from rig.clock import TraceClock
 from rig.pools import Division, Strategy, marconi
@@ -125,6 +126,30 @@ def test_every_hook_without_which_sglang_can_go_on_fails_open() -> None:
     named = set(re.findall(r"`([\w.]+)`", " ".join(rows)))
     assert {next(iter({hook, hook.rpartition(".")[0]} & named), hook) for hook in closed} == named
     assert len(closed) == 17
+
+
+def test_a_request_that_cannot_be_passed_over_is_added_with_what_its_match_took(faults: Faults) -> None:
+    """Without the state that it starts from, its answer would be another's."""
+    cache = SimpleNamespace(
+        cuts_prefills=True,
+        num_running=1,
+        waiting=SimpleNamespace(waits=lambda _: True),
+        req_to_token_pool=SimpleNamespace(mamba_allocator=SimpleNamespace(free=fault)),
+    )
+    kv = SimpleNamespace(
+        mamba_cow_src_index=7, mamba_needs_clear=False, mamba_pool_idx=torch.tensor(3), holds_mamba=True
+    )
+    added: list[tuple[Any, Any]] = []
+
+    def add(_: Any, req: Any) -> str:
+        added.append((req.kv.mamba_cow_src_index, req.kv.mamba_pool_idx))
+        return "added"
+
+    adder = SimpleNamespace(tree_cache=cache, can_run_list=[])
+    hook = around("scheduler.around_add_one_req", around_add_one_req)
+    assert hook(add, adder, SimpleNamespace(kv=kv)) == "added"
+    assert added == [(7, torch.tensor(3))]
+    assert faults.num == 1
 
 
 @pytest.mark.parametrize(

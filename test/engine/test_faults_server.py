@@ -1,7 +1,14 @@
 """Every hook raises in turn on a real server: no request is lost, no answer differs, and planning stops.
 
 A hook that decides what is scheduled raises on all ranks, as it reads what all of them have; one that runs in a forward
-raises on one of two.
+raises on one of two. Which hooks raise where:
+
+    two pools, of each family        those of the queue and of prefills, and kernels
+    drafts                           those of drafts, and kernels; scheduling overlaps, or a result is looked at first
+    a host tier, one pool            as with two pools: evictions, copies and loads are under way
+    two pools again                  those beside the cache, each by the call that meets it (`CALLS`)
+
+Hooks around CUDA kernels raise in `test_fake_cuda.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +25,11 @@ from marconi.engine import upstream
 from marconi.engine.touch import Group
 
 from .client import generate, random_tokens
-from .conftest import CONSENSUS, STANDARD, TWO_RANKS, EntryPoint, Launch
+from .conftest import CONSENSUS, MARCONI, STANDARD, TWO_RANKS, EntryPoint, Launch
+from .processes import free_ports
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, Exchange, one, together
+from .test_host_tier_server import HOST
 from .test_speculation import OVERLAPPED, launched
 
 FAULTY_SERVER = (str(Path(__file__).with_name("faulty_server.py")),)
@@ -33,19 +42,31 @@ def named(*groups: Group) -> tuple[str, ...]:
     return tuple(touch.hook for group in groups for touch in group.hooks)
 
 
-MAMBA2 = "prefill.hooks.around_mamba2_forward"
+def beside(server: str) -> tuple[tuple[str, str], ...]:
+    """Makes the changes of another server's file as well."""
+    return (("MARCONI_TEST_FAULTY", server),)
+
+
 SCHEDULING = tuple(name for name in named(upstream.QUEUE, upstream.PREFILLS) if name.startswith("scheduler."))
 FORWARD = tuple(name for name in named(upstream.PREFILLS) if name not in SCHEDULING)
 DRAFTS = named(upstream.DRAFTS)
 BESIDE = ("backend.clean_logits", "idle.after_idle_metrics", "scheduler.on_get_cached_tokens_details")
 """They serve no state, and any request meets them."""
+TIGHT_TOKENS = 1_200
+"""KV tokens of a server whose requests evict each other's."""
+TIGHT = (*MARCONI, "--max-total-tokens", str(TIGHT_TOKENS), "--max-mamba-cache-size", "16")
+TIGHT += ("--max-running-requests", "3", "--chunked-prefill-size", "256")
+LONG = [random_tokens(82_000 + index, 380 + index) for index in range(5)]
+"""More than it holds."""
 AT_THE_END = "speculation.around_can_cache"
 """Of a request: it decides what is kept, by what every rank has."""
 LAUNCHES = {
     "gdn": replace(STANDARD["gdn", EXTRA_BUFFER], name="gdn-faulty"),
     "mamba2-no_buffer": replace(STANDARD["mamba2", NO_BUFFER], name="mamba2-faulty"),
-    "gdn-drafts-overlapped": replace(launched("gdn", "NEXTN", OVERLAPPED), env=(("MARCONI_TEST_OVERLAPS", "1"),)),
+    "gdn-drafts-overlapped": replace(launched("gdn", "NEXTN", OVERLAPPED), env=beside("overlapping_server.py")),
     "mamba2-drafts-no_buffer": launched("mamba2", "NGRAM", NO_BUFFER),
+    "gdn-host": Launch("gdn-host-faulty", "gdn", (*TIGHT, *HOST), env=beside("late_copies_server.py")),
+    "gdn-joint": Launch("gdn-joint-faulty", "gdn", (*TIGHT, "--enable-unified-memory")),
 }
 
 
@@ -71,6 +92,19 @@ def ask(url: str) -> list[Exchange]:
     return [first, one(url, TRUNK), *together(url, BRANCHES), one(url, longer), *together(url, [*BRANCHES[:2], longer])]
 
 
+def fill(url: str) -> list[Exchange]:
+    """Prompts of more than a tight server holds: with a host tier the first are there alone."""
+    return [one(url, prompt) for prompt in LONG]
+
+
+def go_on(url: str) -> list[Exchange]:
+    """All of them with more, at once, and what branches off them."""
+    more = [prompt + OTHER[: 40 + index] for index, prompt in enumerate(LONG)]
+    # A state at a prefill's end is copied there.
+    first = Exchange(tuple(more[0]), generate(url, more[0], checkpoints=(len(more[0]),)))
+    return [first, *together(url, more), *together(url, [prompt[:300] + OTHER[:50] for prompt in LONG[:3]])]
+
+
 @contextmanager
 def serving(
     launch: Launch, models: dict[str, Path], preload: EntryPoint, tmp_path: Path, **env: str
@@ -92,17 +126,30 @@ def flush(server: ServerProcess) -> None:
     httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
 
 
-def wrong_with(server: ServerProcess, file: Path, reference: Reference, fault: str, when: str, ranks: str) -> list[str]:
+def num_moved(there: dict[str, Any]) -> int:
+    """Loads of a host tier, or states that one pool has evicted; 0 of a server that has neither."""
+    if there["host"] is not None:
+        return int(there["host"]["num_loads"])
+    return int(there["evictions"]["bytes"])
+
+
+def wrong_with(
+    server: ServerProcess, file: Path, reference: Reference, fault: str, when: str, ranks: str, is_tight: bool
+) -> list[str]:
     """What was lost, differs, or was not noticed when a hook raised, and afterwards."""
     flush(server)
+    before = fill(server.url) if is_tight else []
+    num_before, ask_now = num_moved(status(server)), go_on if is_tight else ask
     file.write_text(f"{fault} {when} {ranks}")
-    found = reference.divergences(ask(server.url))
+    found = reference.divergences([*before, *ask_now(server.url)])
     there = status(server)
     # What follows meets no fault, and no plan.
     file.write_text("")
-    found += reference.divergences(ask(server.url))
+    found += reference.divergences(ask_now(server.url))
     if there["why_not_planned"] is None:
         found.append("planning went on")
+    if is_tight and num_moved(there) == num_before:
+        found.append("nothing was loaded or evicted meanwhile")
     return [f"{fault} raises {when}: {each}" for each in found]
 
 
@@ -112,8 +159,13 @@ CASES = {
     ("gdn", 2): (BOTH,),
     ("mamba2-no_buffer", 1): (BOTH,),
     ("gdn-drafts-overlapped", 1): (BOTH,),
-    ("gdn-drafts-overlapped", 2): (("before",),),
+    ("gdn-drafts-overlapped", 2): (BOTH,),
     ("mamba2-drafts-no_buffer", 1): (BOTH,),
+    ("mamba2-drafts-no_buffer", 2): (BOTH,),
+    ("gdn-host", 1): (("before",), ("after",)),
+    ("gdn-host", 2): (("after",),),
+    ("gdn-joint", 1): (BOTH,),
+    ("gdn-joint", 2): (("after",),),
 }
 """When hooks raise, before or after they have worked, a server each: by launch and number of ranks."""
 QUICK = ("gdn", 1, ("after",))
@@ -145,14 +197,85 @@ def test_a_hook_that_raises_loses_no_request_and_changes_no_answer(
     launch = LAUNCHES[name]
     if num_ranks == 2:
         launch = replace(launch, args=(*launch.args, *TWO_RANKS), env=(*launch.env, *CONSENSUS))
-    reference, wrong = references(launch.family), []
+    reference, wrong, is_tight = references(launch.family), [], name in ("gdn-host", "gdn-joint")
     with serving(launch, models, preload, tmp_path) as (server, file):
         assert reference.divergences(ask(server.url)) == []
         assert status(server)["why_not_planned"] is None
         for fault in faults_of(name):
             alone = num_ranks == 2 and fault not in SCHEDULING and fault != AT_THE_END
             for when in whens:
-                wrong += wrong_with(server, file, reference, fault, when, "1" if alone else "all")
+                wrong += wrong_with(server, file, reference, fault, when, "1" if alone else "all", is_tight)
+    assert wrong == []
+
+
+def takes_turn(url: str) -> None:
+    """A turn of a session; of one that replaces others SGLang's own scheduler may end, with no hook to mend that."""
+    session = httpx.post(f"{url}/open_session", json={"capacity_of_str_len": 10_000}, timeout=60.0).json()
+    sampling = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+    body = {"input_ids": OTHER, "session_params": {"id": session}, "sampling_params": sampling}
+    httpx.post(f"{url}/generate", json=body, timeout=60.0).raise_for_status()
+    httpx.post(f"{url}/close_session", json={"session_id": session}, timeout=60.0).raise_for_status()
+
+
+def release_and_resume(url: str) -> None:
+    for verb in ("release", "resume"):
+        path, tags = f"{verb}_memory_occupation", {"tags": ["kv_cache"]}
+        httpx.post(f"{url}/{path}", json=tags, timeout=60.0).raise_for_status()
+
+
+def chat(url: str) -> None:
+    """A stream, and an answer in one piece."""
+    for is_streamed in (True, False):
+        body = {"model": "m", "max_tokens": 4, "stream": is_streamed, "messages": [{"role": "user", "content": "a"}]}
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60.0).raise_for_status()
+        assert response.text.rstrip().endswith("data: [DONE]" if is_streamed else "}")
+
+
+CALLS: dict[str, Callable[[str], object]] = {
+    "session_guard.around_create_req": takes_turn,
+    "memory_guard.around_release": release_and_resume,
+    "memory_guard.around_resume": release_and_resume,
+    "memory_guard.before_flush_cache": lambda url: httpx.post(
+        f"{url}/flush_cache?timeout=30", timeout=60.0
+    ).raise_for_status(),
+    "endpoint.on_get_internal_state": lambda url: httpx.get(f"{url}/server_info", timeout=60.0).raise_for_status(),
+    "idle.after_idle_metrics": ask,
+    "events.load.before_run_batch": ask,
+    "backend.clean_logits": ask,
+    "scheduler.on_get_cached_tokens_details": ask,
+    "hints.around_wait_one_response": ask,
+    "hints.on_build_metadata": chat,
+    "streams.around_stream": chat,
+}
+"""What meets each hook that is beside the cache; those of the last three are in the process that answers HTTP."""
+AT_THE_START = {"sizing.after_calculate_mamba_ratio"}
+
+
+def test_every_hook_that_fails_open_raises_on_a_server_of_some_kind() -> None:
+    """But those around CUDA kernels, and what raises before anything is served (`test_faults.py`)."""
+    open_ones = {each.hook for group in upstream.GROUPS for each in group.hooks if group.passes_over(each)}
+    met = {fault for name in LAUNCHES for fault in faults_of(name)}
+    assert open_ones - set(named(upstream.KERNELS)) - AT_THE_START == (met | set(CALLS)) & open_ones
+
+
+@pytest.mark.slow
+def test_a_hook_beside_the_cache_that_raises_fails_no_call_and_changes_no_answer(
+    models: dict[str, Path], preload: EntryPoint, references: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    """Each of them before and after its work, and told in the log."""
+    launch = LAUNCHES["gdn"]
+    launch = replace(launch, args=(*launch.args, "--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}"))
+    reference, wrong = references("gdn"), []
+    with serving(launch, models, preload, tmp_path) as (server, file):
+        assert reference.divergences(ask(server.url)) == []
+        for hook, call in CALLS.items():
+            for when in BOTH:
+                file.write_text(f"{hook} {when} all")
+                call(server.url)
+                file.write_text("")
+                wrong += [f"{hook} raises {when}: {each}" for each in reference.divergences(ask(server.url))]
+        log = server.log_path.read_text(errors="replace")
+    wrong += [f"{hook}: not told" for hook in CALLS if f"marconi: {hook} failed, and SGLang goes on" not in log]
     assert wrong == []
 
 
@@ -174,3 +297,19 @@ def test_control_states_that_nobody_wrote_are_seen_in_the_answers(
     with serving(LAUNCHES["gdn"], models, preload, tmp_path, MARCONI_TEST_CONTROL="trusting") as (server, file):
         file.write_text("gated_delta_rule.checkpoint before all")
         assert reference.divergences([*ask(server.url), *ask(server.url)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gdn-host", "gdn-joint"])
+def test_control_slots_of_states_that_nobody_wrote_would_end_the_server(
+    name: str, models: dict[str, Path], preload: EntryPoint, tmp_path: Path
+) -> None:
+    """What holds that nothing is lost is SGLang's own count of slots and the tree's, whenever a server is idle."""
+    launch = LAUNCHES[name]
+    with serving(launch, models, preload, tmp_path, MARCONI_TEST_CONTROL="leaking") as (server, file):
+        fill(server.url)
+        file.write_text("gated_delta_rule.checkpoint before all")
+        with pytest.raises(httpx.HTTPError):
+            # It ends as soon as it is idle: between two of these.
+            go_on(server.url)
+        assert "leak" in server.log_path.read_text(errors="replace")

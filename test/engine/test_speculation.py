@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,9 @@ import torch
 
 from marconi.demo.server_process import ServerProcess
 from marconi.engine import speculation
+from marconi.engine.faults import OF_PROCESS, Faults
+from marconi.engine.faults import around as failing_open
+from marconi.engine.scheduler import end_state
 from marconi.engine.speculation import EndStateSource, LastStops, VerifyStep, around_commit
 
 from .client import generate, generate_together, random_tokens
@@ -335,6 +339,17 @@ class Steps:
 
     def run(self, said: list[list[int]]) -> VerifyStep:
         """One in which every request of six tokens accepts what it says, after nodes 0, 2 and 3 of its four."""
+        scheduled, accept_lens, prepared, committed = self.commit(around_commit, said)
+        assert committed == [prepared if self.waits_for_grammars else (prepared[0], None)]
+        assert (scheduled.mamba_track_indices is None) is not self.waits_for_grammars
+        step: VerifyStep = vars(accept_lens)["marconi_verify_step"]
+        # SGLang goes on with its own.
+        scheduled.seq_lens.zero_()
+        accept_lens.zero_()
+        return step
+
+    def commit(self, around: Callable[..., None], said: list[list[int]]) -> tuple[Any, torch.Tensor, Any, list[Any]]:
+        """Such a step's batch, what it accepted, the nodes that were prepared for it, and those that it ran with."""
         batch, num_nodes = len(self.reqs), 4
         tokens_out, accepted = torch.zeros(batch, num_nodes, dtype=torch.int32), torch.tensor([[0, 2, 3]] * batch)
         for row, tokens in enumerate(said):
@@ -361,22 +376,16 @@ class Steps:
             "sglang.kernels.ops.mamba.mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify", self._scatter
         )
         prepared, committed = (torch.zeros(batch), torch.zeros(batch)), []
-        around_commit(
+        around(
             lambda *_, prepared_step_indices: committed.append(prepared_step_indices),
             None,
             scheduled,
             accept_lens,
             accepted.int(),
             num_nodes,
-            prepared,
+            prepared_step_indices=prepared,
         )
-        assert committed == [prepared if self.waits_for_grammars else (prepared[0], None)]
-        assert (scheduled.mamba_track_indices is None) is not self.waits_for_grammars
-        step: VerifyStep = vars(accept_lens)["marconi_verify_step"]
-        # SGLang goes on with its own.
-        scheduled.seq_lens.zero_()
-        accept_lens.zero_()
-        return step
+        return scheduled, accept_lens, prepared, committed
 
     def _scatter(
         self, _: object, slots: torch.Tensor, nodes: torch.Tensor, *__: object, src_indices_raw: torch.Tensor
@@ -412,3 +421,40 @@ def test_a_step_whose_result_is_looked_at_first_copies_what_it_accepted(monkeypa
     assert not steps.copies
     assert [step.node_at(0, depth) for depth in (6, 7, 8, 9, 10)] == [None, 0, 2, 3, None]
     assert [step.node_at(1, depth) for depth in (7, 8)] == [0, None]
+
+
+@pytest.mark.parametrize("part", ["_take_turn", "tensor_on", "_scatter"])
+def test_where_leaving_states_raises_sglang_commits_and_tracks_as_it_has_prepared(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit takes nodes to track and tracking slots together or neither, and of no step is anything kept."""
+
+    def fault(*_: object) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(speculation, part, fault)
+    token = OF_PROCESS.set(Faults())
+    try:
+        steps = Steps([request(), request()], monkeypatch)
+        around = failing_open("speculation.around_commit", around_commit)
+        scheduled, accept_lens, prepared, committed = steps.commit(around, [[9], [8]])
+        assert OF_PROCESS.get().first == "speculation.around_commit raised KeyError"
+    finally:
+        OF_PROCESS.reset(token)
+    assert [id(each) for each in committed] == [id(prepared)]
+    assert scheduled.mamba_track_indices is not None
+    assert not hasattr(scheduled, "mamba_track_buffer_indices")
+    assert "marconi_verify_step" not in vars(accept_lens)
+
+
+@pytest.mark.parametrize("is_past_the_end", [False, True])
+def test_a_request_whose_step_a_hook_has_lost_ends_like_that_of_other_ranks(is_past_the_end: bool) -> None:
+    """They may know the step, and wait for this rank to agree on what is kept: of a run past the end, nothing."""
+    processor = SimpleNamespace(
+        tree_cache=SimpleNamespace(cuts_prefills=True, end_source=EndStateSource.STEP),
+    )
+    req = SimpleNamespace(kv=SimpleNamespace(kv_committed_len=40, mamba_pool_idx=torch.tensor(3)))
+    can_cache = speculation.around_can_cache(lambda *_: not is_past_the_end, processor, req, SimpleNamespace(), 0)
+    assert can_cache
+    end = end_state(req, 40, EndStateSource.STEP, None, None)
+    assert (end is None) is is_past_the_end

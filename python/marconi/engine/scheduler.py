@@ -149,9 +149,10 @@ def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any
     if (adder.can_run_list or cache.num_running) and cache.waiting.waits(req):
         from sglang.srt.managers.schedule_policy import AddReqResult
 
-        _give_slot_back(cache, req)
         num_passed = getattr(adder, _NUM_PASSED, 0) + 1
         setattr(adder, _NUM_PASSED, num_passed)
+        # Last: where anything fails, SGLang adds the request with what its match took.
+        _give_slot_back(cache, req)
         return AddReqResult.CONTINUE if num_passed < MAX_PASSED else AddReqResult.OTHER
     num_taken = len(adder.can_run_list)
     result = add(adder, req, *args, **kwargs)
@@ -163,11 +164,11 @@ def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any
 def _give_slot_back(cache: Any, req: Any) -> None:
     """Free the slot that a match took for a request that is not run now, as SGLang does for one that does not fit."""
     kv = req.kv
-    kv.mamba_cow_src_index = None
-    kv.mamba_needs_clear = False
     if kv.holds_mamba and not getattr(req, "session", None):
         cache.req_to_token_pool.mamba_allocator.free(kv.mamba_pool_idx.unsqueeze(-1))
         kv.mamba_pool_idx = None
+    kv.mamba_cow_src_index = None
+    kv.mamba_needs_clear = False
 
 
 def around_prepare_for_extend(prepare: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -372,6 +373,8 @@ def end_state(req: Any, up_to: int, source: EndStateSource, states: Any, pool: A
         # Where steps overlap, one has begun from the working state.
         return None if source is EndStateSource.LEFT else working_state(req, up_to)
     step, row = ended_in
+    if step is None:
+        return None
     if step.left is not None:
         depth, index = int(step.left[row]), step.tracking[row]
         slot = req.kv.mamba_ping_pong_track_buffer[index].view(1).clone()

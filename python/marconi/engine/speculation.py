@@ -43,7 +43,7 @@ _TOKENS_OUT: Final = "marconi_tokens_out"
 _TURN: Final = "marconi_turn"
 """On a request: which of its tracking slots the next verify step may write to."""
 ENDED_IN: Final = "marconi_end"
-"""On a request that has ended in a verify step: the step, and its row there."""
+"""On a request that has ended in a verify step: the step, None where a hook has lost it, and its row there."""
 _NONE: Final = -1
 
 
@@ -217,10 +217,10 @@ def around_can_cache(can_cache: Callable[..., bool], processor: Any, req: Any, r
     if not _takes_ends(cache):
         return can_cache(processor, req, result, row)
     step = getattr(result, _STEP, None)
-    if step is None:
-        # It ends with its prefill; or a hook has failed, and its working state may stand past its end.
-        return can_cache(processor, req, result, row)
-    setattr(req, ENDED_IN, (step, row))
+    # Without a step it ends with its prefill; or a hook has failed, and its working state may stand past its end. Other
+    # ranks may know the step, and agree with this one on what they keep: it is not to end without them.
+    if step is not None or not can_cache(processor, req, result, row):
+        setattr(req, ENDED_IN, (step, row))
     return True
 
 
