@@ -1,6 +1,6 @@
 """From SGLang's call to the victim and back the default way enters thirteen of our files, listed in `docs/tour.md`.
 
-Nine more decide nothing: they count, number steps, explain misses and, on the first of several ranks, time prefills.
+Ten more decide nothing: they count, number steps, explain misses and, on the first of several ranks, time prefills.
 """
 
 import re
@@ -42,7 +42,7 @@ WALK = {
 
 OBSERVERS = {
     *("engine/stats.py", "engine/explain.py", "engine/moments.py", "engine/trail.py"),
-    *("policy/flushed.py", "policy/misses.py", "policy/residency.py"),
+    *("policy/counters.py", "policy/flushed.py", "policy/misses.py", "policy/residency.py"),
     *("engine/tick.py", "model/learned_latency.py"),
 }
 """They count, number steps, explain misses and, on the first of several ranks, time prefills."""
