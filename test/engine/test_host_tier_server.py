@@ -149,8 +149,8 @@ def test_a_prompt_that_an_orchestrator_prefetches_starts_from_the_device(
         for _ in range(2 * KV_TOKENS // 1_000):
             exchanges.append(one(server.url, random_tokens(71_000 + len(exchanges), 1_000)))
         counts = [num_loads()]
-        for prompt in hinted:
-            prefetch(server.url, prompt)
+        for number, prompt in enumerate(hinted):
+            prefetch(server.url, prompt, 100_000 + 1_000 * len(exchanges) + 100 * number)
         counts.append(num_loads())
         for prompt in turns:
             exchanges.append(one(server.url, prompt))
@@ -160,17 +160,20 @@ def test_a_prompt_that_an_orchestrator_prefetches_starts_from_the_device(
     assert references(launch.family).divergences(exchanges) == []
 
 
-def prefetch(url: str, prompt: list[int]) -> None:
-    """Short requests hint at `prompt` until it is loaded: not while copies, here late, keep what would be evicted."""
+def prefetch(url: str, prompt: list[int], seed: int) -> None:
+    """Short requests hint at `prompt` until it is loaded: not while copies, here late, keep what would be evicted.
+
+    Each is another prompt: one that was sent before may be loaded from the host itself.
+    """
     payload = {"input_ids": prompt, "seconds": 1e-3}
     action = {"action_id": "a", "action_type": "prefetch", "action_version": "1.0", "payload": payload}
     body = {
-        "input_ids": prompt[-20:],
         "sampling_params": {"max_new_tokens": 1},
         "kv_hints": {"protocol_version": "0.1", "message_id": "m", "actions": [action]},
     }
-    for _ in range(50):
-        meta = httpx.post(f"{url}/generate", json=body, timeout=300.0).json()["meta_info"]
+    for attempt in range(50):
+        asked = body | {"input_ids": random_tokens(seed + attempt, 20)}
+        meta = httpx.post(f"{url}/generate", json=asked, timeout=300.0).json()["meta_info"]
         (answer,) = meta["marconi_kv_hints"]
         if answer["result"] != "rejected":
             assert (answer["result"], answer["num_tokens"] > 1_000) == ("accepted", True), answer
