@@ -8,10 +8,10 @@
     speed     exact checkpoints beside the prefills that they are taken from (`benchmark/kernels`; of Mamba2 by
               itself: SGLang's scan tunes itself for minutes), and host time (`benchmark/hook_cost.py`)
 
-Limits are those of an H100 with 16 processors and compilers that find no cache: 80 s for the kernels; 51 s until the
-last server was ready and 130 s for what it was asked, most of it SGLang's compilations. Where an answer of a server is
-wrong, one step more asks stock SGLang the same, with prefill graphs and without: an error that stock shares, or has
-with graphs alone (sgl-project/sglang#37606), is not this project's.
+Limits are those of an H100 with 16 processors and compilers that find no cache: over 70 s for the kernels; 51 s until
+the last server was ready and 130 s for what it was asked, most of it SGLang's compilations. Where an answer is wrong,
+one step more asks stock SGLang the same, with prefill graphs and without: an error that stock shares, or has with
+graphs alone (sgl-project/sglang#37606), is not this project's.
 
 The kernels need torch 2.11 and Triton 3.6 or newer and, to be held against SGLang's own, its Python sources; a server
 needs the SGLang that `version.py` names. What a machine lacks is said in one line and the other steps run all the same.

@@ -82,12 +82,10 @@ class AskedForWaiting(Prefetching):
         advance = copies.advance
 
         def advance_but_loads() -> None:
-            loads, copies._loads = copies._loads, []
-            under_way = copies._under_way
-            copies._under_way = [copy for copy in under_way if copy not in loads]
+            loads = copies._loads
+            copies._under_way = [copy for copy in copies._under_way if copy not in loads]
             advance()
-            copies._loads = [copy for copy in loads if not copy.query()]
-            copies._under_way += copies._loads
+            copies._under_way += loads
 
         copies.advance = advance_but_loads
 

@@ -64,10 +64,7 @@ class ModelProfile:
 
     def prefix_flops(self, num_tokens: int) -> float:
         """FLOPs of computing the first `num_tokens` tokens from nothing."""
-        curve = self.flops
-        if curve.windows:
-            return float(curve.at(num_tokens))
-        return float((curve.linear + curve.quadratic * num_tokens) * num_tokens)
+        return float(self.flops.at(num_tokens))
 
     def flops_between(self, start: int, end: int) -> float:
         """FLOPs of computing tokens `start` to `end` on top of a state at `start` and the KV before it."""
