@@ -46,6 +46,10 @@ _First: TypeAlias = Callable[[Need, float], NodeView | None]
 _NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
 
 
+def _is_awaited(node: NodeView) -> bool:
+    return node.first_waiting is not None
+
+
 class Suffix(NamedTuple):
     """The part of a request's path after a node that the request has locked."""
 
@@ -324,22 +328,7 @@ class HybridCache:
 
         It is looked for among the next `MAX_PASSED` victims, and no waiting request would start from it.
         """
-        passed: list[Node] = []
-        own = None
-        while own is None and len(passed) < MAX_PASSED:
-            node = self.order.victim(need, now_s)
-            if node is None or node.first_waiting is not None:
-                break
-            assert isinstance(node, Node)
-            if root_of(node) is root and not (self.retention and self.retention.is_retained(node, now_s)):
-                own = node
-            else:
-                # What is in use is no victim.
-                passed.append(node)
-                self.lock(node)
-        for node in passed:
-            self.tree.unlock(node)
-        self._rerank()
+        own, _ = self._own_victim(root, self.order.victim, _is_awaited, need, now_s)
         return None if own is None else self.evict_node(own, need, now_s, is_named=False)
 
     def _victim(self, first: _First, need: Need, now_s: float) -> tuple[NodeView | None, bool]:
@@ -371,27 +360,38 @@ class HybridCache:
 
         None if there is none.
         """
-        root, is_retained = root_of(victim), wishes.is_retained
-        payer, passed = None, [victim]
+        root = root_of(victim)
         # What is in use is no victim, and no rule takes it for evicted.
         self.lock(victim)
-        while len(passed) <= MAX_PASSED:
+        payer, num_passed = self._own_victim(root, first, lambda node: not is_ranked(node), need, now_s)
+        self.unlock(victim)
+        if payer is None:
+            payers = (node for node in held_below(root) if may_pay(node, need) and not wishes.is_retained(node, now_s))
+            payer = min(payers, key=lambda node: (node.last_hit_s, node.serial), default=None)
+        return payer, num_passed
+
+    def _own_victim(
+        self, root: Node, first: _First, ends: Callable[[NodeView], bool], need: Need, now_s: float
+    ) -> tuple[Node | None, int]:
+        """The first victim of the name space of `root` that is not retained, and how many of others it comes after.
+
+        None if there is none among the next `MAX_PASSED` victims, or before the first that `ends`.
+        """
+        own, passed = None, list[Node]()
+        while own is None and len(passed) < MAX_PASSED:
             node = first(need, now_s)
-            if node is None or not is_ranked(node):
+            if node is None or ends(node):
                 break
             assert isinstance(node, Node)
-            if root_of(node) is root and not is_retained(node, now_s):
-                payer = node
-                break
-            passed.append(node)
-            self.lock(node)
+            if root_of(node) is root and not (self.retention and self.retention.is_retained(node, now_s)):
+                own = node
+            else:
+                passed.append(node)
+                self.lock(node)
         for node in passed:
             self.tree.unlock(node)
         self._rerank()
-        if payer is None:
-            payers = (node for node in held_below(root) if may_pay(node, need) and not is_retained(node, now_s))
-            payer = min(payers, key=lambda node: (node.last_hit_s, node.serial), default=None)
-        return payer, len(passed) - 1
+        return own, len(passed)
 
     def _set_aside(self, node: Node, *, is_aside: bool) -> None:
         node.set_aside = is_aside
