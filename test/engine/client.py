@@ -10,6 +10,8 @@ import httpx
 import numpy as np
 
 VOCABULARY = range(3, 250)
+NUM_TOKENS = 12
+"""Of an answer, unless a test asks for another number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Completion:
 
 
 def generate(
-    url: str, prompt: Sequence[int], *, max_new_tokens: int = 24, checkpoints: Sequence[int] = ()
+    url: str, prompt: Sequence[int], *, max_new_tokens: int = NUM_TOKENS, checkpoints: Sequence[int] = ()
 ) -> Completion:
     """Answer `prompt` (token ids) greedily with exactly `max_new_tokens` tokens; ask for states at `checkpoints`."""
     body = _body(prompt, max_new_tokens)
@@ -54,7 +56,9 @@ def _completion(meta: dict[str, Any]) -> Completion:
     return Completion(tuple(token_ids), tuple(logprobs), meta["cached_tokens"])
 
 
-def generate_together(url: str, prompts: Sequence[Sequence[int]], *, max_new_tokens: int = 24) -> list[Completion]:
+def generate_together(
+    url: str, prompts: Sequence[Sequence[int]], *, max_new_tokens: int = NUM_TOKENS
+) -> list[Completion]:
     """Answer all `prompts` at the same time; the answers in their order."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(lambda prompt: generate(url, prompt, max_new_tokens=max_new_tokens), prompts))

@@ -3,10 +3,18 @@
 In fp32, so that equality is meant literally: token ids equal, log-probabilities within 1e-5.
 """
 
-from .client import Completion, generate
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from .client import NUM_TOKENS, Completion, generate
 from .scenarios import Exchange, Scenario
 
 MAX_LOGPROB_DIFFERENCE = 1e-5
+NUM_AT_ONCE = 8
+"""Answers that the reference computes at the same time, where several are missing."""
+
+Asked = tuple[tuple[int, ...], int]
+"""A prompt, and the tokens of its answer."""
 
 
 class Reference:
@@ -14,16 +22,18 @@ class Reference:
 
     def __init__(self, url: str):
         self.url = url
-        self._answers: dict[tuple[tuple[int, ...], int], Completion] = {}
+        self._answers: dict[Asked, Completion] = {}
 
-    def answer(self, prompt: tuple[int, ...], num_tokens: int = 24) -> Completion:
+    def answer(self, prompt: tuple[int, ...], num_tokens: int = NUM_TOKENS) -> Completion:
         """The answer to `prompt`, computed from its first token."""
-        asked = prompt, num_tokens
-        if asked not in self._answers:
-            completion = generate(self.url, prompt, max_new_tokens=num_tokens)
-            assert completion.num_cached_tokens == 0, "the reference must not have a prefix cache"
-            self._answers[asked] = completion
-        return self._answers[asked]
+        return self.answers([(prompt, num_tokens)])[0]
+
+    def answers(self, asked: Sequence[Asked]) -> list[Completion]:
+        """The answer to each of `asked`, several of which are computed at once."""
+        missing = [each for each in dict.fromkeys(asked) if each not in self._answers]
+        with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+            self._answers |= zip(missing, pool.map(self._generate, missing), strict=True)
+        return [self._answers[each] for each in asked]
 
     def require_same(self, scenario: Scenario, url: str, strategy: str) -> None:
         """Assert that the server at `url` answers `scenario` the same, and reuses states where the scenario says so."""
@@ -35,10 +45,10 @@ class Reference:
 
     def divergences(self, exchanges: list[Exchange]) -> list[str]:
         """What differs between `exchanges` and the reference, a line for each answer that does."""
+        answers = self.answers([(exchange.prompt, len(exchange.completion.token_ids)) for exchange in exchanges])
         found = []
-        for index, exchange in enumerate(exchanges):
+        for index, (exchange, expected) in enumerate(zip(exchanges, answers, strict=True)):
             got = exchange.completion
-            expected = self.answer(exchange.prompt, len(got.token_ids))
             where = f"request {index} ({len(exchange.prompt)} tokens, {got.num_cached_tokens} cached)"
             if got.token_ids != expected.token_ids:
                 pairs = enumerate(zip(got.token_ids, expected.token_ids, strict=True))
@@ -49,6 +59,12 @@ class Reference:
             if difference > MAX_LOGPROB_DIFFERENCE:
                 found.append(f"{where}: a log-probability is off by {difference:.1e}")
         return found
+
+    def _generate(self, asked: Asked) -> Completion:
+        prompt, num_tokens = asked
+        completion = generate(self.url, prompt, max_new_tokens=num_tokens)
+        assert completion.num_cached_tokens == 0, "the reference must not have a prefix cache"
+        return completion
 
 
 def difference(got: Completion, expected: Completion) -> float:

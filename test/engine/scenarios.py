@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import httpx
 
-from .client import Completion, generate, generate_together, random_tokens
+from .client import NUM_TOKENS, Completion, generate, generate_together, random_tokens
 
 EXTRA_BUFFER, NO_BUFFER = "extra_buffer", "no_buffer"
 CHUNKED_PREFILL_SIZE = 512
-MAX_KV_TOKENS = 12_000
-NUM_ANSWER_TOKENS = 10
+MAX_KV_TOKENS = 8_000
+NUM_ANSWER_TOKENS = 7
 """Of an answer, what a later turn repeats."""
 
 
@@ -41,7 +41,7 @@ def one(url: str, prompt: list[int]) -> Exchange:
     return Exchange(tuple(prompt), generate(url, prompt))
 
 
-def together(url: str, prompts: list[list[int]], max_new_tokens: int = 24) -> list[Exchange]:
+def together(url: str, prompts: list[list[int]], max_new_tokens: int = NUM_TOKENS) -> list[Exchange]:
     answers = generate_together(url, prompts, max_new_tokens=max_new_tokens)
     return [Exchange(tuple(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]
 

@@ -17,7 +17,7 @@ from marconi.view.standing import Standing
 from rig.pools import Strategy
 from view.conftest import Visit, visit  # noqa: F401 - a fixture
 
-from .client import generate, random_tokens
+from .client import NUM_TOKENS, generate, random_tokens
 from .conftest import STANDARD
 from .host_replays import Setting, agents, on_marconi
 from .scenarios import EXTRA_BUFFER
@@ -105,7 +105,7 @@ def test_a_server_draws_what_its_cache_holds(server: ServerProcess) -> None:
     assert sum(frame["missed_tokens"].values()) == 251
     (rank,) = httpx.get(f"{server.url}/marconi/requests?dp_rank=0", timeout=60.0).json()["ranks"]
     at = frame["nodes"]["hash"].index(int(rank["requests"][0]["prefix"], 16))
-    assert frame["nodes"]["depth"][at] == 273, "all that it computed: 24 new tokens but the last"
+    assert frame["nodes"]["depth"][at] == 250 + NUM_TOKENS - 1, "all that it computed"
     (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert sum(1 for kind in frame["nodes"]["kind"] if kind & Kind.STATE) == status["num_states"]
     for path in ("ui/frame", "requests"):

@@ -35,6 +35,8 @@ NEXTN_TREE = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3"
 NEXTN_TREE += ("--speculative-num-draft-tokens", "5")
 NUM_DRAFT_TOKENS = 12
 """The most that a step takes."""
+LENGTHS = (*range(1, NUM_DRAFT_TOKENS + 2), 17, 20, 23, 26, 29, 32)
+"""Of answers: all within a step and one beyond, and some of several steps."""
 OVERLAPPING_SERVER = (str(Path(__file__).with_name("overlapping_server.py")),)
 BROKEN_DRAFTS_SERVER = (str(Path(__file__).with_name("broken_drafts_server.py")),)
 RETRACTING_SERVER = (str(Path(__file__).with_name("retracting_server.py")),)
@@ -86,11 +88,11 @@ def test_a_reused_state_gives_the_same_answer(
     references(launch.family).require_same(scenario, server.url, launch.strategy)
 
 
-def chats_of_every_length(url: str) -> list[Exchange]:
-    """Answers of 1 to 32 tokens, long enough for n-grams to recur, and a second turn of each; the turns alternate."""
-    prompts = [random_tokens(20_000 + length, 30 + length) for length in range(1, 33)]
+def chats_of_many_lengths(url: str) -> list[Exchange]:
+    """Answers of up to 32 tokens, long enough for n-grams to recur, and a second turn of each; the turns alternate."""
     exchanges = []
-    for length, prompt in enumerate(prompts, start=1):
+    for length in LENGTHS:
+        prompt = random_tokens(20_000 + length, 30 + length)
         answer = generate(url, prompt, max_new_tokens=length)
         second = [*prompt, *answer.token_ids, *random_tokens(21_000 + length, 7)]
         exchanges += [
@@ -113,7 +115,7 @@ def test_an_answer_of_any_length_is_gone_on_from_where_it_ended(
 ) -> None:
     # What others left is worth as much to a small pool.
     httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
-    exchanges = chats_of_every_length(server.url)
+    exchanges = chats_of_many_lengths(server.url)
     assert references(launch.family).divergences(exchanges) == []
     lost = lost_between(exchanges)
     # What was said last is not computed, unless a draft had it right. An overlapped step has begun from a prompt's end.
@@ -144,10 +146,11 @@ def stopped(url: str, prompt: Sequence[int], **sampling: object) -> tuple[int, .
 def lost_after_a_stop(url: str, reference: Reference, seed: int, stop: Callable[[int], dict[str, object]]) -> list[int]:
     """Tokens of each of 12 chats that a second turn computes anew, whose answers end by `stop` at ever later tokens."""
     httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
-    lost = []
-    for index in range(12):
-        prompt = random_tokens(seed + index, 35 + index)
-        whole = reference.answer(tuple(prompt), 40).token_ids
+    lost, exchanges = [], []
+    prompts = [random_tokens(seed + index, 35 + index) for index in range(12)]
+    wholes = reference.answers([(tuple(prompt), 40) for prompt in prompts])
+    for index, (prompt, completion) in enumerate(zip(prompts, wholes, strict=True)):
+        whole = completion.token_ids
         # The first time that the answer says it.
         token = next(each for each in whole[3 + 2 * index :] if whole.index(each) >= 3 + 2 * index)
         expected = whole[: whole.index(token) + 1]
@@ -155,8 +158,9 @@ def lost_after_a_stop(url: str, reference: Reference, seed: int, stop: Callable[
         assert answer == expected
         second = [*prompt, *answer, *random_tokens(seed + 500 + index, 9)]
         found = generate(url, second, max_new_tokens=3)
-        assert reference.divergences([Exchange(tuple(second), found)]) == []
+        exchanges.append(Exchange(tuple(second), found))
         lost.append(len(prompt) + len(answer) - found.num_cached_tokens)
+    assert reference.divergences(exchanges) == []
     return lost
 
 
@@ -249,7 +253,7 @@ def test_a_small_model_may_draft(
     launch = launched("gdn", "NEXTN", OVERLAPPED)
     launch = replace(launch, args=(*server_args(EXTRA_BUFFER), *args))
     with launch.process(models, tmp_path / "log", entry_point=preload(OVERLAPPING_SERVER)) as server:
-        exchanges = chats_of_every_length(server.url)
+        exchanges = chats_of_many_lengths(server.url)
     assert references(launch.family).divergences(exchanges) == []
     assert max(lost_between(exchanges)[1:]) <= 1
 
@@ -273,7 +277,7 @@ def test_negative_control_a_state_of_another_draft_is_seen(
     with replace(launch, env=env).process(
         models, tmp_path / "log", entry_point=preload(BROKEN_DRAFTS_SERVER)
     ) as server:
-        exchanges = chats_of_every_length(server.url)
+        exchanges = chats_of_many_lengths(server.url)
     found = references(launch.family).divergences(exchanges)
     said = f"{len(found)} of {len(exchanges)} answers RED; first, {found[:1]}"
     record_property(NEGATIVE_CONTROL, f"{launch.name}, {fault}: {said}")
