@@ -1,6 +1,9 @@
-"""The gated delta rule equals its recurrence, whatever the batch, and touches only its own states."""
+"""States of the gated delta rule at any token are the recurrence's, and bad operands are named.
 
-from dataclasses import dataclass, replace
+What it has in common with other operators: `test_operators.py`.
+"""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,99 +19,15 @@ from sgl_kernel_ext.checkpoints import (
 )
 from sgl_kernel_ext.state_pool import StateSlots
 
-from . import recurrence
-from .batch import (
-    LENGTHS,
-    MAX_ERROR,
-    RAGGED,
-    assert_close,
-    assert_only_changed,
-    cu_seqlens,
-    generator,
-    pool_of,
-    sequences,
-)
-
-# (num_key_heads, num_value_heads, key_dim, value_dim)
-SHAPES = ((2, 2, 16, 16), (1, 4, 12, 20), (2, 6, 33, 7))
-SCALE = 0.3
-
-
-@dataclass(frozen=True)
-class Tokens:
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    beta: Tensor
-
-    def __getitem__(self, index: slice) -> "Tokens":
-        return Tokens(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
-
-    def prefill(self, lengths: tuple[int, ...], **options: object) -> gated_delta_rule.Prefill:
-        return gated_delta_rule.prefill(**vars(self), cu_seqlens=cu_seqlens(lengths), **options)  # type: ignore[arg-type]
-
-    def expected(self, state: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return recurrence.gated_delta_rule(**vars(self), scale=scale, state=state)
-
-
-def tokens(num_tokens: int, shape: tuple[int, ...] = SHAPES[1], dtype: torch.dtype = torch.float64) -> Tokens:
-    num_key_heads, num_value_heads, key_dim, value_dim = shape
-    random = generator(1)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, generator=random, dtype=torch.float64)
-
-    return Tokens(
-        q=normal(num_tokens, num_key_heads, key_dim).to(dtype),
-        k=torch.nn.functional.normalize(normal(num_tokens, num_key_heads, key_dim), dim=-1).to(dtype),
-        v=normal(num_tokens, num_value_heads, value_dim).to(dtype),
-        # A memory of some forty tokens: a wrong state shows in every later output.
-        g=-0.05 * torch.rand(num_tokens, num_value_heads, generator=random, dtype=torch.float64),
-        beta=torch.rand(num_tokens, num_value_heads, generator=random, dtype=torch.float64),
-    )
-
-
-def initial_states(num_sequences: int, shape: tuple[int, ...] = SHAPES[1]) -> Tensor:
-    _, num_value_heads, key_dim, value_dim = shape
-    return torch.randn(num_sequences, num_value_heads, value_dim, key_dim, generator=generator(2), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", MAX_ERROR)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_prefill_is_the_recurrence(length: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    given = tokens(length, shape, dtype)
-    outputs, states = given.expected(torch.zeros_like(initial_states(1, shape)[0]), shape[2] ** -0.5)
-    result = given.prefill((length,))
-    assert result.outputs.dtype == dtype
-    assert_close(result.outputs, outputs, dtype)
-    assert_close(result.chunk_states, states[:length:64], dtype)
-    assert_close(result.final_states[0], states[-1], dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("chunk_size", [1, 16, 64, 100])
-def test_a_batch_is_its_sequences_one_by_one(chunk_size: int, dtype: torch.dtype) -> None:
-    given = tokens(sum(RAGGED), dtype=dtype)
-    starts = initial_states(len(RAGGED))
-    pool, slots = pool_of(starts)
-    before = pool.clone()
-    result = given.prefill(RAGGED, states=StateSlots(pool, slots), scale=SCALE, chunk_size=chunk_size)
-    chunk_states = []
-    for sequence, own in sequences(RAGGED):
-        outputs, states = given[own].expected(starts[sequence], SCALE)
-        assert_close(result.outputs[own], outputs, dtype)
-        assert_close(pool[slots[sequence]], states[-1], dtype)
-        chunk_states.append(states[: RAGGED[sequence] : chunk_size])
-    assert_close(result.chunk_states, torch.cat(chunk_states), dtype)
-    assert_only_changed(before, pool, slots)
+from .batch import RAGGED, assert_close, pool_of, sequences
+from .operators import GatedDeltaRuleTokens, initial_states, no_state
+from .operators import gated_delta_rule_tokens as tokens
 
 
 def test_a_chunk_state_and_the_corrected_values_give_the_state_at_any_token() -> None:
     chunk_size, length = 16, 40
     given = tokens(length)
-    _, states = given.expected(torch.zeros_like(initial_states(1)[0]), 1.0)
+    _, states = given.expected(no_state())
     result = given.prefill((length,), chunk_size=chunk_size)
     keys = given.k.repeat_interleave(given.v.shape[1] // given.k.shape[1], 1)
     for position in range(length + 1):
@@ -118,73 +37,6 @@ def test_a_chunk_state_and_the_corrected_values_give_the_state_at_any_token() ->
         written = torch.einsum("th,thv,thk->hvk", decay_to_end, result.corrected_values[since], keys[since])
         kept = given.g[since].sum(0).exp()[:, None, None] * result.chunk_states[chunk]
         assert_close(kept + written, states[position], torch.float64)
-
-
-def test_a_sequence_without_an_initial_state_ignores_what_its_slot_holds() -> None:
-    given = tokens(sum(RAGGED))
-    pool, slots = pool_of(torch.full_like(initial_states(len(RAGGED)), torch.nan))
-    has_initial_state = torch.zeros(len(RAGGED), dtype=torch.bool)
-    result = given.prefill(RAGGED, states=StateSlots(pool, slots, has_initial_state))
-    fresh = given.prefill(RAGGED)
-    assert torch.equal(result.outputs, fresh.outputs)
-    assert torch.equal(pool[slots], fresh.final_states)
-
-
-@pytest.mark.parametrize("dtype", MAX_ERROR)
-def test_decode_is_a_prefill_of_one_token(dtype: torch.dtype) -> None:
-    num_sequences = 5
-    given = tokens(num_sequences, dtype=dtype)
-    (pool, slots), (other, _) = pool_of(initial_states(num_sequences)), pool_of(initial_states(num_sequences))
-    before = pool.clone()
-    outputs = gated_delta_rule.decode(**vars(given), states=StateSlots(pool, slots), scale=SCALE)
-    result = given.prefill((1,) * num_sequences, states=StateSlots(other, slots), scale=SCALE)
-    assert outputs.dtype == dtype
-    assert_close(outputs, result.outputs, dtype)
-    assert_close(pool[slots], other[slots], torch.promote_types(dtype, torch.float32))
-    assert_only_changed(before, pool, slots)
-
-
-@pytest.mark.parametrize("position", [0, 1, 63, 64, 65, 100, 129, 130])
-def test_a_prefill_split_anywhere_is_one_prefill(position: int) -> None:
-    length = 130
-    given = tokens(length, dtype=torch.float32)
-    (pool, slots), (other, _) = pool_of(initial_states(1)), pool_of(initial_states(1))
-    whole = given.prefill((length,), states=StateSlots(pool, slots))
-    first = given[:position].prefill((position,), states=StateSlots(other, slots))
-    second = given[position:].prefill((length - position,), states=StateSlots(other, slots))
-    assert_close(torch.cat([first.outputs, second.outputs]), whole.outputs, torch.float32)
-    assert_close(other[slots], pool[slots], torch.float32)
-
-
-def test_a_padding_sequence_reads_and_writes_nothing() -> None:
-    given = tokens(sum(RAGGED))
-    given.v[RAGGED[0] + 1] = torch.nan
-    pool, slots = pool_of(initial_states(len(RAGGED)))
-    slots[2] = -1
-    before = pool.clone()
-    result = given.prefill(RAGGED, states=StateSlots(pool, slots))
-    padding = slice(RAGGED[0], RAGGED[0] + RAGGED[2])
-    assert (result.outputs[padding] == 0).all()
-    assert not result.outputs.isnan().any()
-    last = given[-1:]
-    assert (gated_delta_rule.decode(**vars(last), states=StateSlots(pool, torch.tensor([-1]))) == 0).all()
-    assert_only_changed(before, pool, slots)
-
-
-def test_strong_decay_neither_overflows_nor_leaves_a_trace() -> None:
-    given = tokens(200, dtype=torch.float32)
-    given = replace(given, g=torch.full_like(given.g, -80.0))
-    result = given.prefill((200,))
-    outputs, _ = given.expected(torch.zeros_like(initial_states(1)[0]), SHAPES[1][2] ** -0.5)
-    assert_close(result.outputs, outputs, torch.float32)
-
-
-def test_a_state_is_rounded_to_the_dtype_of_its_pool() -> None:
-    given = tokens(65, dtype=torch.bfloat16)
-    pool, slots = pool_of(initial_states(1).bfloat16())
-    result = given.prefill((65,), states=StateSlots(pool, slots))
-    assert result.final_states.dtype == torch.float32
-    assert torch.equal(pool[slots], result.final_states.bfloat16())
 
 
 @pytest.mark.parametrize(
@@ -204,16 +56,12 @@ def test_a_bad_input_is_named(name: str, bad: Tensor) -> None:
     with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         given.prefill((8,))
     with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
-        gated_delta_rule.decode(**vars(given), states=StateSlots(initial_states(8), torch.arange(8)))
+        given.decode(StateSlots(initial_states(8), torch.arange(8)))
 
 
-@pytest.mark.parametrize("states", [initial_states(8)[:, :3], initial_states(8).mT])
-def test_a_pool_of_other_states_is_refused(states: Tensor) -> None:
-    with pytest.raises(ValueError, match="a slot of pool must hold"):
-        tokens(8).prefill((8,), states=StateSlots(states, torch.tensor([0])))
-
-
-def advanced(given: Tokens, where: Checkpoints, starts: Tensor | None, rows: str, chunk_size: int = 16) -> Tensor:
+def advanced(
+    given: GatedDeltaRuleTokens, where: Checkpoints, starts: Tensor | None, rows: str, chunk_size: int = 16
+) -> Tensor:
     """The states at `where` by `advance`, from the states before or after the chunks of a batch, or from its start."""
     pool, slots = pool_of(torch.zeros_like(initial_states(len(RAGGED))) if starts is None else starts)
     made = given.prefill(RAGGED, states=StateSlots(pool, slots), chunk_size=chunk_size)
@@ -252,7 +100,7 @@ def test_a_state_advanced_to_any_token_is_the_recurrence(
         length = RAGGED[sequence]
         if length or rows != "before":
             where = Checkpoints([sequence] * (length + 1), range(length + 1), range(length + 1))
-            _, states = given[own].expected(starts[sequence], 1.0)
+            _, states = given[own].expected(starts[sequence])
             assert_close(advanced(given, where, starts if with_initial_states else None, rows), states, dtype)
 
 
