@@ -85,14 +85,14 @@ LAUNCHES = (
     *DRAFTING,
 )
 NUM_CONVERSATIONS = 3 * KV_TOKENS // 1_000
-LEFT_OUT = ("evicted", "aborted")
-"""What is asserted there holds without a host tier."""
+LEFT_OUT = ("evicted", "aborted", "every-position")
+"""What is asserted there holds without a host tier, or that is emptied before each prompt."""
 FEW = {"multi-turn", "concurrent", "chunked-prefill", "thinking-dropped"}
 """Scenarios of ranks, and of servers that draft."""
 
 
 def is_asked(launch: Launch, scenario: Scenario) -> bool:
-    return scenario.name in FEW or launch is LAUNCHES[0] or (launch in LAUNCHES[:2] and not scenario.is_long)
+    return scenario.name in FEW or launch in LAUNCHES[:2]
 
 
 def conversations(url: str, seed: int = 40_000) -> list[Exchange]:
