@@ -7,6 +7,7 @@ import httpx
 import msgspec
 import pytest
 
+from browsing import Visit, visit  # noqa: F401 - a fixture
 from marconi.demo.server_process import ServerProcess
 from marconi.engine import picture
 from marconi.engine.picture import Picture
@@ -15,7 +16,6 @@ from marconi.view.frame import Frame
 from marconi.view.snapshot import Kind, snapshot
 from marconi.view.standing import Standing
 from rig.pools import Strategy
-from view.conftest import Visit, visit  # noqa: F401 - a fixture
 
 from .client import NUM_TOKENS, generate, random_tokens
 from .conftest import STANDARD

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from browsing import TRACE
 from marconi.cli import main
 from marconi.view.document import Source, document
-
-from .conftest import TRACE
 
 
 def test_it_writes_one_file_with_as_many_frames_as_are_asked_for(html: Path) -> None:

@@ -9,17 +9,10 @@ from typing import Any
 
 import pytest
 
+from browsing import Visit, frames_of
 from marconi.view.document import Source, document
 
-from .conftest import Visit
-
 pytestmark = pytest.mark.browser
-
-
-def frames_of(html: Path) -> list[dict[str, Any]]:
-    _, _, rest = html.read_text(encoding="utf-8").partition('<script type="application/json" id="frames">')
-    frames: list[dict[str, Any]] = json.loads(rest.partition("</script>")[0])["frames"]
-    return frames
 
 
 @pytest.fixture

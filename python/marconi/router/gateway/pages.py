@@ -39,7 +39,7 @@ iframe {{ width: 100%; height: 80vh; border: 1px solid GrayText; border-radius: 
 </style>
 </head>
 <body>
-<h1>Prefix caches of a fleet</h1>
+<header><h1>Prefix caches of a fleet</h1></header>
 <main>
 {ranks}
 </main>
