@@ -18,7 +18,7 @@ from marconi.engine.request_guard import refuse_unanswerable
 from marconi.engine.scheduler import asked_by, count_dropped, on_get_cached_tokens_details, shared_elsewhere
 from marconi.events.base import SHARED_ELSEWHERE
 
-from .client import Completion, generate, random_tokens
+from .client import NUM_TOKENS, Completion, generate, random_tokens
 from .conftest import MARCONI, STANDARD, StartServer
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER
 
@@ -84,7 +84,7 @@ def test_a_request_that_leaves_its_prompts_end_answers_as_one_that_does_not(serv
     prompt = random_tokens(2500, CHUNK + 24)
     expected = generate(server.url, prompt)
     flush(server)
-    told = ask(server, prompt, [-1, 100], return_logprob=True, sampling_params={"max_new_tokens": 24})
+    told = ask(server, prompt, [-1, 100], return_logprob=True, sampling_params={"max_new_tokens": NUM_TOKENS})
     logprobs, token_ids, _ = zip(*told["output_token_logprobs"], strict=True)
     assert_equal(Completion(tuple(token_ids), tuple(logprobs), 0), expected)
 

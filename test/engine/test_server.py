@@ -16,7 +16,7 @@ from marconi.demo.server_process import ServerProcess, environment
 from .client import generate, random_tokens
 from .conftest import MARCONI, STANDARD
 from .processes import is_gone, processes_of
-from .scenarios import EXTRA_BUFFER
+from .scenarios import EXTRA_BUFFER, MAX_KV_TOKENS
 
 BAD_BODIES = [
     ("generate", "{not json"),
@@ -73,7 +73,7 @@ def test_the_log_says_what_the_cache_is_and_what_it_saved(server: ServerProcess)
         generate(server.url, prompt)
         time.sleep(0.2)
     log = server.log_path.read_text(errors="replace")
-    assert "marconi: 12000 KV tokens of" in log
+    assert f"marconi: {MAX_KV_TOKENS} KV tokens of" in log
     assert "48 state slots of" in log
     assert "prompt tokens from the cache (" in log
 
