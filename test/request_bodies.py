@@ -209,7 +209,7 @@ def bodies(draw: st.DrawFn, path: str = "generate") -> str:
     body: dict[str, Any] = json.loads(json.dumps(PLAIN[path]))
     for _ in range(draw(st.integers(1, 3))):
         target, fields = body, {**OPENAI, **_PROMPTS[path]} if path in _PROMPTS else FIELDS
-        # The most of what a scheduler is told stands there.
+        # Most of what a scheduler receives stands there.
         if path == "generate" and isinstance(body["sampling_params"], dict) and draw(st.booleans()):
             target, fields = body["sampling_params"], SAMPLING
         name = draw(st.sampled_from(sorted(fields)))

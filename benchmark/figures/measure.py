@@ -17,7 +17,7 @@ _CELLS_A_JOB: Final = 8
 def measure(
     cells: Iterable[Cell], num_processes: int, progress: Callable[[int], None] | None = None
 ) -> dict[Cell, Sample]:
-    """A sample of each of `cells`; `progress` is told of so many further ones done.
+    """A sample of each of `cells`; `progress` receives how many more are done.
 
     What a replay raises is raised. `OSError` if a process ends before its time.
     """

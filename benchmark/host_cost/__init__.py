@@ -14,7 +14,7 @@ one process, a few calls each, so that whatever else the machine does meets all 
              of others; beside `best` without a tier. No byte is copied: that is the device's work
     queue    what one pass of the scheduler asks of our cache but for matching, with so many requests waiting of which 8
              are taken and 8 come (`rig.queued`): the queue noted, who waits for a state, and plans;
-             against a cache that is told of no queue, and one in whose queue nobody is left
+             against a cache that knows of no queue, and one in whose queue nobody is left
 
     tick     a pass of the scheduler that receives nothing, from our receiver: with a tick that is made, pickled as the
              broadcast to other ranks has it, and adopted; and with none that is due

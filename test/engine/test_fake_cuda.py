@@ -139,7 +139,7 @@ def faulty(findings: Findings, when: str) -> dict[str, dict[str, Any]]:
 def test_a_layer_returns_what_sglangs_own_does_where_a_hook_around_its_kernel_raises(
     findings: Findings, when: str
 ) -> None:
-    """As far as shapes say, by the same launches; the fault of each layer is counted, and the first is told."""
+    """As far as shapes say, by the same launches; the fault of each layer is counted, and the first is logged."""
     for where, finding in faulty(findings, when).items():
         like, facts = findings[finding["facts"]["like"]], finding["facts"]
         theirs, own = (

@@ -26,7 +26,7 @@ EVICTION_ARGS = {
     EXTRA_BUFFER: ("--marconi-eviction", "tail", "--marconi-ttft-budget-ms", "20"),
     NO_BUFFER: ("--marconi-eviction", "marconi"),
 }
-"""A rule that goes by learned prefill times, and the paper's."""
+"""A rule that uses learned prefill times, and the paper's."""
 POOLS = ("--max-total-tokens", str(MAX_KV_TOKENS), "--max-mamba-cache-size", "24", "--max-running-requests", "5")
 SCHEDULING = ("--chunked-prefill-size", "128", "--schedule-conservativeness", "0.1")
 RETRACTING_SERVER = (str(Path(__file__).with_name("retracting_server.py")),)

@@ -40,7 +40,7 @@ def serve(server: HostScheduler, prefix: str, script: Script = CHECK) -> None:
 
 
 def calls(server: HostScheduler, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the policies are told from now on."""
+    """What the policies receive from now on."""
     told: list[str] = []
 
     def note(name: str) -> None:

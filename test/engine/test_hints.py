@@ -367,7 +367,7 @@ def test_custom_params_that_are_no_mapping_name_nothing_anywhere(custom: object)
 
 
 def test_what_was_planned_without_being_named_is_not_told_as_dropped() -> None:
-    """Nothing would read the count: an answer is told of what was named in `custom_params`."""
+    """Nothing would read the count: an answer counts what was named in `custom_params`."""
     for req in (request_of(50, None), request_of(50, {KEY: [9]})):
         count_dropped(req, 50, 1)
         assert on_get_cached_tokens_details(None, None, req) is None

@@ -1,4 +1,4 @@
-"""In SGLang's one pool for KV and states victims go by worth over bytes, as in the replay, and nothing is lost."""
+"""In SGLang's one pool victims are chosen by worth over bytes, as in the replay, and nothing is lost."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

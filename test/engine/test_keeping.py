@@ -1,4 +1,4 @@
-"""What a server's cache keeps of a request, and what it goes by, on pools of the host's memory and without a model."""
+"""What a server's cache keeps of a request, and what it uses, on pools of the host's memory and without a model."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

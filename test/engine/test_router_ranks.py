@@ -86,7 +86,7 @@ def test_the_next_turn_goes_to_the_rank_that_holds_the_conversation(router: Rout
     other = 1 - int(homes[0][-1])
     by_name = [ask(server.url, route, [*talks[0], "Or?"], routed_dp_rank=rank, **space) for rank in range(2)]
     assert by_name[other] <= SHARED_TOKENS < num_before <= by_name[1 - other]
-    # SGLang goes by turns.
+    # SGLang takes its ranks in turn.
     alone = conversation(f"Without a rank, {route}")
     by_turns = [ask(server.url, route, [*alone, *["More?"] * turn], **space) for turn in range(3)]
     assert by_turns[1] <= SHARED_TOKENS < len(alone[0]) <= by_turns[2] + 1

@@ -1,4 +1,4 @@
-"""Ticks: when there is one, which way it goes, and what a cache goes by afterwards."""
+"""Ticks: when there is one, which way it is sent, and what a cache follows afterwards."""
 
 from collections.abc import Callable
 from itertools import pairwise

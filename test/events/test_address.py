@@ -1,4 +1,4 @@
-"""Events are told where no other host can hear them, or behind keys."""
+"""Events are published where no other host can hear them, or behind keys."""
 
 from pathlib import Path
 

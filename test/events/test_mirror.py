@@ -157,7 +157,7 @@ def test_events_and_snapshots_of_a_random_run_are_what_the_tree_holds(seed: int,
             ids = [random_.randrange(2) for _ in range(random_.randrange(1, 26))]
             depths = sorted(random_.sample(range(1, len(ids) + 1), min(len(ids), random_.randrange(1, 4))))
             run.insert(ids, depths, random_.randrange(4))
-        # Several changes are told at once, too.
+        # Several changes are published at once, too.
         if step % random_.randrange(1, 4) == 0:
             run.check()
     run.check()

@@ -6,7 +6,7 @@ from marconi.events import publisher
 
 
 class Time:
-    """Passes as it is told to."""
+    """Passes on demand."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

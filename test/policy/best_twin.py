@@ -20,7 +20,7 @@ Class = tuple[int, int]
 
 
 class WatchedBest(BestEviction):
-    """Every victim is compared with that of a scan; the naive forecast is told what the rule is told."""
+    """Every victim is compared with that of a scan; the naive forecast receives what the rule receives."""
 
     def __init__(self, costs: Costs, forecast: Forecast, needs: frozenset[Need], tree: RadixTree) -> None:
         super().__init__(costs, forecast, needs)

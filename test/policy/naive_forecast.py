@@ -103,7 +103,7 @@ class Estimate:
 
 
 class NaiveForecast:
-    """What a forecast is told, kept by node and never forgotten; roles are read off the tree."""
+    """What a forecast receives, kept by node and never forgotten; roles are read off the tree."""
 
     def __init__(self, tree: RadixTree) -> None:
         self.tree = tree

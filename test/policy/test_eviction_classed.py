@@ -84,7 +84,7 @@ def test_of_a_class_the_oldest_goes_though_another_has_less_benefit() -> None:
 
 
 def test_benefits_of_one_class_still_count_by_themselves() -> None:
-    """Of equal age, two classes' oldest go by benefit; the range is that of all nodes."""
+    """Of equal age, two classes' oldest are ordered by benefit; the range is that of all nodes."""
     rule = ByWorth(1.0)
     nodes = [Worth(0, 5.0, 300.0), Worth(1, 5.0, 100.0), Worth(2, 5.0, 200.0)]
     for node in nodes:

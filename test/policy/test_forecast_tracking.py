@@ -242,7 +242,7 @@ def test_rates_are_fitted_early_and_then_now_and_then() -> None:
 
 
 class Recording(DivergenceWindow):
-    """Writes down what it is told; chooses nothing."""
+    """Records each call; chooses nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Recording(DivergenceWindow):
 
 
 def recorded(guard_tokens: int, *requests: Request) -> tuple[list[tuple[int, int]], list[int]]:
-    """What the window is told of each request, and the hits, with guards at a fixed distance or none."""
+    """What the window receives of each request, and the hits, with guards at a fixed distance or none."""
     held, forecast = cache()
     window = forecast.divergence = Recording()
     window.distance_tokens, window.gain_tokens = guard_tokens, 1e9

@@ -169,7 +169,7 @@ def test_no_division_exceeds_the_bars_of_its_memory(layout: str) -> None:
 
 
 def test_a_change_of_one_token_changes_the_rates() -> None:
-    """The control: blocks are told apart by their tokens."""
+    """The control: blocks are distinguished by their tokens."""
     requests = served()
     changed = [replace(each, ids=index.to_bytes(8, "little") + each.ids[8:]) for index, each in enumerate(requests)]
     shadow = Shadow(STATES_SCARCE)

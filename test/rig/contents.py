@@ -61,7 +61,7 @@ class Contents:
         self.copy_states([source], [working])
 
     def follow(self, rows: Any) -> None:
-        """See the copies that the pool of states behind `rows`, SGLang's table of requests, is told to make: forks."""
+        """See the copies that the pool of states behind `rows`, SGLang's table of requests, makes: forks."""
         pool = rows.mamba_pool
         copy = pool.copy_from
 

@@ -65,7 +65,7 @@ def hear(holding: Holding, event: Event) -> None:
     kv, states = holding
     match event:
         case KvStored(hashes):
-            assert kv.isdisjoint(hashes), "KV is told twice"
+            assert kv.isdisjoint(hashes), "KV is published twice"
             kv.update(hashes)
         case KvRemoved(hashes):
             assert kv.issuperset(hashes), "KV goes that was not there"

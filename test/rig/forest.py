@@ -36,7 +36,7 @@ _MAX_CONTEXT_TOKENS = 4_096
 
 
 class Forest:
-    """In the cache behind `replay`, which was built on the pools of `Forest.host` and goes by `name` and `clock`."""
+    """In the cache behind `replay`, which was built on the pools of `Forest.host` and uses `name` and `clock`."""
 
     def __init__(self, name: str, replay: HostReplay, clock: TraceClock, num_states: int, seed: int) -> None:
         self.name = name

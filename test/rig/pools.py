@@ -82,7 +82,7 @@ class HostPools:
     host_ratio: float = 0.0
     """`--hicache-ratio` of a host tier over the device's pools; 0 where there is none."""
     write_policy: str = "write_through"
-    """`--hicache-write-policy`, which stock goes by."""
+    """`--hicache-write-policy`, which stock follows."""
     num_checkpoints: int = 0
     """`--int8-mamba-ckpt-size` of a server with `--enable-int8-mamba-checkpoint`; 0 without."""
     closes_sessions: bool = False
@@ -155,7 +155,7 @@ def marconi(
 ) -> "MarconiRadixCache":
     """Our cache on new pools, its policies by `choice`, with `costs` in place of what the small pools take.
 
-    It goes by `clock`. What it holds is noted in `log`.
+    It reads `clock`, and notes what it holds in `log`.
     """
     from marconi.engine.tick import FirstRank
 
@@ -165,7 +165,7 @@ def marconi(
 def marconi_rank(
     host: HostPools, choice: PolicyChoice, costs: Costs, first_rank: "FirstRank | None", log: TreeLog | None = None
 ) -> "MarconiRadixCache":
-    """Our cache as one of several ranks has it, on new pools; it goes by the ticks that it is given."""
+    """Our cache as one of several ranks has it, on new pools; it follows the ticks that it is given."""
     _publish(host)
     from marconi.engine.cache import MarconiRadixCache
     from marconi.engine.core.registration import register_tree_core

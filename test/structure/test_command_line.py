@@ -66,7 +66,7 @@ def test_a_command_whose_output_nobody_reads_ends_quietly_as_filters_do(
     argv: tuple[str, ...], unread: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     ended = unread(*argv)
-    # What a replay has done is told all the same, if it was told before.
+    # What a replay has done is printed all the same, if it was printed before.
     assert [line for line in ended.stderr.splitlines() if "replayed in" not in line] == []
     assert ended.returncode == 141
 

@@ -36,7 +36,7 @@ SETTINGS = Settings(
 CACHE = ServedCache("best", None, 1000, 200_000, 6000, 14, None, SETTINGS)
 
 Lie = Callable[[int, int], int]
-"""What is told of a request, by its number and what it had from the cache."""
+"""What is reported of a request, by its number and what it had from the cache."""
 
 
 class Fake:

@@ -219,7 +219,7 @@ CACHE = Group(
             Kind.ASSIGN,
             _CACHE + ".session_refs",
             "with `--enable-session-radix-cache`, closing a session demotes its states (`sessions.py`)",
-            until="a tree core that is told of sessions",
+            until="a tree core that receives sessions",
         ),
         Touch(Kind.OVERRIDE, _CACHE + ".reset", "the requests that wait start anew as well"),
         Touch(Kind.OVERRIDE, _CACHE + "._match_tree", "what the tree knew of a request is kept for its plan"),
@@ -540,7 +540,7 @@ ONE_POOL = Group(
         Touch(
             Kind.AROUND,
             "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget",
-            "an admission goes by that budget",
+            "admission uses that budget",
             "joint.admission.around_create_prefill_budget",
         ),
         Touch(

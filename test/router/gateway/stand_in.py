@@ -1,4 +1,4 @@
-"""A worker in place of SGLang: it keeps what it served, tells of it, answers by a rule, and fails as it is told to.
+"""A worker in place of SGLang: it keeps what it served, publishes it, answers by a rule, and fails on demand.
 
 A token is a byte of the prompt's text; the answer is a function of the prompt (`answer_of`), so a wrong one is seen.
 """
@@ -212,7 +212,7 @@ class StandIn:
         return Publisher(holding, PublisherOptions(name, *events, BLOCK_TOKENS, keys=self.keys, period_s=0.02))
 
     async def kill(self) -> None:
-        """Gone: connections break where they are, and nothing that was not told yet is told."""
+        """Gone: connections break where they are, and nothing that was not published yet is published."""
         assert self._runner is not None
         self._goes = True
         # At once: a schedule that fails ends its workers while one of them may be on its way out.

@@ -233,6 +233,6 @@ def test_events_between_hosts_come_by_the_fleets_keys(tmp_path: Path) -> None:
             return why, index.holding(worker.url).num_entries if worker.url in index.workers else 0
 
     assert asyncio.run(story(keys)) == ("", 5)
-    assert asyncio.run(story(others)) == ("", 0), "who has other keys is told nothing"
+    assert asyncio.run(story(others)) == ("", 0), "a worker with other keys receives nothing"
     why, _ = asyncio.run(story(None))
     assert why.endswith("--events-keys")

@@ -430,7 +430,7 @@ def test_no_word_of_a_prompt_is_in_logs_metrics_or_the_state(caplog: pytest.LogC
 
     with caplog.at_level(logging.DEBUG):
         told = asyncio.run(story())
-    assert "ZeroDivisionError" in caplog.text, "faults are told"
+    assert "ZeroDivisionError" in caplog.text, "faults are logged"
     assert "secret" not in told + caplog.text
 
 

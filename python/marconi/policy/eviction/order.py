@@ -178,7 +178,7 @@ class _Tier:
 
 
 class _Leaving(_Tier):
-    """Nodes whose KV is counted, as it is when the tree tells of a change."""
+    """Nodes whose KV is counted, as it is when the tree reports a change."""
 
     __slots__ = ("_freed_tokens", "num_tokens")
 
