@@ -32,12 +32,13 @@ from rich.table import Table
 from marconi.cli import interrupt_when_terminated
 from marconi.demo import tiny_model
 from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
+from marconi.demo.stream import WrongAnswer
 from marconi.model import load
 from marconi.replay.result import require_writable, write
 from marconi.validate.comparison import Comparison, Row
 from marconi.validate.prediction import Prediction, Sent, replay_of
 from marconi.validate.server import Answer, ServedCache, Server
-from traffic.client import WrongAnswer, ask
+from traffic.client import ask
 from traffic.oracle import Asked
 from traffic.program import Scale
 from traffic.servers import COMMON_ARGS, Memory

@@ -1,13 +1,14 @@
 """A server's client: asks a shape's waves of it, and notes what each request had from the cache."""
 
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import httpx
 
+from marconi.demo.stream import WrongAnswer, chunks, generated
 from marconi.engine.explain import EXPLAIN
 from marconi.engine.hints import KEY as HINTS
 
@@ -17,10 +18,6 @@ from .program import Ask, Program, Wave, Way
 from .text import ids_of
 
 TIMEOUT_S = 900.0
-
-
-class WrongAnswer(Exception):
-    """An answer that is not what was asked for."""
 
 
 def ask(url: str, program: Program, *, explains: bool = False) -> list[Asked]:
@@ -83,24 +80,17 @@ class _Client:
         sampling = [{**self._sampling(each, "max_new_tokens", custom), "n": each.num_samples} for each in asks]
         # One by itself is asked as clients ask one.
         asked = (prompts, sampling) if len(asks) > 1 else (prompts[0], sampling[0])
-        body = {"input_ids": asked[0], "sampling_params": asked[1], "stream": True}
-        started_s = time.perf_counter()
-        first_s: dict[int, float] = {}
-        last: dict[int, Any] = {}
-        for chunk in _chunks(self.http, "/generate", body):
-            index = chunk.get("index", 0)
-            first_s.setdefault(index, time.perf_counter() - started_s)
-            last[index] = chunk
-        answers, index = [], 0
+        body = {"input_ids": asked[0], "sampling_params": asked[1]}
+        of_all = iter(generated(self.http, body, sum(each.num_samples for each in asks)))
+        answers = []
         for each in asks:
             answer = []
             if each.num_samples > 1:
                 answer.append(Asked(Served(each.prompt, ()), 0, 0.0, is_counted=False))
-            for _ in range(each.num_samples):
-                meta, output = last[index]["meta_info"], last[index]["output_ids"]
-                got = _checked(each, meta["prompt_tokens"], output, meta["cached_tokens"], first_s[index])
+            for first_s, last in islice(of_all, each.num_samples):
+                meta = last["meta_info"]
+                got = _checked(each, meta["prompt_tokens"], last["output_ids"], meta["cached_tokens"], first_s)
                 answer.append(replace(got, explained=meta.get(EXPLAIN)))
-                index += 1
             answers.append(answer)
         return answers
 
@@ -117,7 +107,7 @@ class _Client:
         first_s, text, usage = 0.0, "", {}
         prompt: Sequence[int] = each.prompt
         explained = None
-        for chunk in _chunks(self.http, "/v1/chat/completions", body):
+        for chunk in chunks(self.http, "/v1/chat/completions", body):
             usage = chunk.get("usage") or usage
             explained = (chunk.get("metadata") or {}).get(EXPLAIN, explained)
             prompt = (chunk.get("sglext") or {}).get("input_ids") or prompt
@@ -134,19 +124,6 @@ class _Client:
     def _sampling(self, each: Ask, length: str, custom: Mapping[str, Any] | None = None) -> dict[str, Any]:
         explain = {"custom_params": {EXPLAIN: True, **(custom or {})}} if self.explains else {}
         return {"temperature": 0, "ignore_eos": True, length: each.num_output_tokens, **explain}
-
-
-def _chunks(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[Any]:
-    with client.stream("POST", path, json=body) as response:
-        if response.is_error:
-            raise WrongAnswer(f"{path}: {response.status_code} {response.read()[:200]!r}")
-        for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise WrongAnswer(f"{path}: {chunk['error']}")
-            yield chunk
 
 
 def _checked(each: Ask, num_prompt_tokens: int, output: list[int], num_cached_tokens: int, ttft_s: float) -> Asked:

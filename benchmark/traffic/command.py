@@ -32,9 +32,10 @@ from rich.console import Console
 from marconi.cli import interrupt_when_terminated
 from marconi.demo import tiny_model
 from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
+from marconi.demo.stream import WrongAnswer
 from marconi.replay.result import require_writable
 
-from .client import WrongAnswer, ask, waits
+from .client import ask, waits
 from .figures import Count, Row, Waits, behind, table_of
 from .plot import save
 from .program import Scale

@@ -3,9 +3,8 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from marconi.demo.stream import REASONING_TEMPLATE
 from marconi.engine.flags import BACKEND
-
-from .text import TEMPLATE
 
 
 class Server(StrEnum):
@@ -96,5 +95,12 @@ CHUNK_TOKENS = 8_192
 
 COMMON_ARGS = (
     *("--enable-cache-report", "--random-seed", "0", "--log-level", "warning"),
-    *("--chunked-prefill-size", str(CHUNK_TOKENS), "--stream-interval", "64", "--chat-template", str(TEMPLATE)),
+    *(
+        "--chunked-prefill-size",
+        str(CHUNK_TOKENS),
+        "--stream-interval",
+        "64",
+        "--chat-template",
+        str(REASONING_TEMPLATE),
+    ),
 )

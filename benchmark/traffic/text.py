@@ -8,13 +8,10 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 from marconi.demo.tiny_model.tokenizer import GENERATED_IDS, NUM_SPECIAL, SPECIAL_TOKENS, TURN_END, TURN_START
 
 THINK = "<think>\n"
-TEMPLATE = Path(__file__).parent / "reasoning.jinja"
-"""`Thinking.IN_THE_LAST_TURN` for `--chat-template`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class Thinking(Enum):
     NONE = "none"
     ALL = "all"
     IN_THE_LAST_TURN = "in the last turn"
-    """Since the last message of the user's, as Qwen3's template has it."""
+    """Since the last message of the user's, as Qwen3's template has it, and `REASONING_TEMPLATE`."""
 
 
 def rendered(messages: Sequence[Message], thinking: Thinking) -> list[int]:

@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
+from marconi.demo.stream import REASONING_TEMPLATE, WrongAnswer
+
 from .scripts import load
 
 PACKAGE = load("traffic").__name__
@@ -129,7 +131,7 @@ def test_the_template_for_servers_renders_what_the_client_counts(tokenizer: Any)
         messages = CONVERSATION[:length]
         ids = tokenizer.apply_chat_template(
             [message.to_json() for message in messages],
-            chat_template=text.TEMPLATE.read_text().strip("\n"),
+            chat_template=REASONING_TEMPLATE.read_text().strip("\n"),
             add_generation_prompt=True,
             return_dict=False,
         )
@@ -224,9 +226,9 @@ def test_a_forks_branches_arrive_together_and_its_context_before_them_only_if_it
 
 def test_an_error_in_a_fork_is_raised() -> None:
     def send(asks: Sequence[Any]) -> list[list[Any]]:
-        raise client.WrongAnswer("500")
+        raise WrongAnswer("500")
 
-    with pytest.raises(client.WrongAnswer, match="500"):
+    with pytest.raises(WrongAnswer, match="500"):
         fork.run(next(shapes.BY_NAME["forks"].program(SMALL)), send)
 
 

@@ -25,7 +25,7 @@ from marconi.demo.endpoint import Answer
 from marconi.demo.program import NUM_REQUESTS
 from marconi.demo.server_process import environment
 from marconi.demo.size import NUM_STATES, Size
-from marconi.demo.template import REASONING
+from marconi.demo.stream import REASONING_TEMPLATE, WrongAnswer, generated
 from marconi.demo.traffic import KINDS, Texts, parted
 
 from .processes import is_gone
@@ -233,6 +233,35 @@ def test_runs_of_different_work_are_not_compared() -> None:
         compare({"stock": answers(("1",)), "marconi": answers(("1",), ("2",))})
 
 
+def answering(*lines: str, status: int = 200) -> httpx.Client:
+    """A client of a server that answers everything with these lines."""
+    text = "".join(f"{line}\n\n" for line in lines)
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, text=text))
+    return httpx.Client(transport=transport, base_url="http://server")
+
+
+def test_answers_of_a_stream_are_told_apart_by_their_index() -> None:
+    lines = [
+        f"data: {json.dumps({'index': index, 'output_ids': ids})}" for index, ids in ((1, [5]), (0, [7]), (1, [6]))
+    ]
+    found = generated(answering(*lines, "data: [DONE]"), {}, 2)
+    assert [each.last["output_ids"] for each in found] == [[7], [6]]
+    assert all(each.first_s > 0 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("client", "says"),
+    [
+        (answering("broken", status=500), "/generate: 500 b'broken"),
+        (answering('data: {"error": "too long"}'), "/generate: too long"),
+        (answering('data: {"index": 1}', "data: [DONE]"), "must answer 2 prompts, got 1 answers"),
+    ],
+)
+def test_an_error_in_a_stream_and_an_answer_that_is_missing_are_raised(client: httpx.Client, says: str) -> None:
+    with pytest.raises(WrongAnswer, match=says):
+        generated(client, {}, 2)
+
+
 class Recorder(Client):
     """A client whose server says the same to everything, and which keeps what it was asked."""
 
@@ -312,11 +341,10 @@ def test_the_small_models_template_drops_what_was_thought_in_earlier_turns() -> 
         {"role": "assistant", "content": "b", "reasoning_content": "why"},
         {"role": "user", "content": "c"},
     ]
-    first, second = (
-        Template(REASONING).render(messages=some, add_generation_prompt=True) for some in (turns[:1], turns)
-    )
+    template = Template(REASONING_TEMPLATE.read_text(encoding="utf-8").rstrip("\n"))
+    first, second = (template.render(messages=some, add_generation_prompt=True) for some in (turns[:1], turns))
     invitation = "<think>\n"
     assert first.endswith(invitation)
     assert second.startswith(first.removesuffix(invitation) + "b")
-    within = Template(REASONING).render(messages=[*turns[:2], {"role": "tool", "content": "d"}])
+    within = template.render(messages=[*turns[:2], {"role": "tool", "content": "d"}])
     assert within.startswith(first + "why")

@@ -3,7 +3,6 @@
 The time to first token is seen from the client: from sending a request to its first chunk.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import httpx
 import openai
 
 from marconi.demo.endpoint import Answer
+from marconi.demo.stream import generated
 
 _TIMEOUT_S = 600.0
 _FLUSH_TIMEOUT_S = 60
@@ -55,26 +55,10 @@ class Client:
         Texts arrive one by one, each when SGLang has tokenized it.
         """
         sampling = {"temperature": 0, "max_new_tokens": num_tokens}
-        body = {"input_ids": self._ids_of(list(prompts.values())), "sampling_params": sampling, "stream": True}
-        started_s = time.perf_counter()
-        first_s: dict[int, float] = {}
-        last: dict[int, Any] = {}
-        with self._http.stream("POST", "/generate", json=body) as response:
-            if response.is_error:
-                raise RuntimeError(f"/generate: {response.status_code} {response.read()[:200]!r}")
-            for line in response.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
-                    raise RuntimeError(f"/generate: {chunk['error']}")
-                first_s.setdefault(chunk.get("index", 0), time.perf_counter() - started_s)
-                last[chunk.get("index", 0)] = chunk
-        for index, name in enumerate(prompts):
-            if index not in last:
-                raise RuntimeError("the server ended a stream before its first token")
-            meta, tokens = last[index]["meta_info"], tuple(map(str, last[index]["output_ids"]))
-            self.note(Answer(kind, name, meta["prompt_tokens"], meta["cached_tokens"], first_s[index], tokens))
+        body = {"input_ids": self._ids_of(list(prompts.values())), "sampling_params": sampling}
+        for name, (first_s, last) in zip(prompts, generated(self._http, body, len(prompts)), strict=True):
+            meta, tokens = last["meta_info"], tuple(map(str, last["output_ids"]))
+            self.note(Answer(kind, name, meta["prompt_tokens"], meta["cached_tokens"], first_s, tokens))
 
     def _ids_of(self, texts: list[str]) -> Any:
         response = self._http.post("/tokenize", json={"model": "default", "prompt": texts})

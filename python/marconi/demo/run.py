@@ -40,7 +40,7 @@ from marconi.demo.options import DemoOptions
 from marconi.demo.server_args import require_readable
 from marconi.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.demo.size import NUM_STATES, Size
-from marconi.demo.template import REASONING
+from marconi.demo.stream import REASONING_TEMPLATE
 from marconi.engine.flags import BACKEND, Time
 from marconi.engine.version import Refusal, one_line
 
@@ -63,9 +63,7 @@ def run(options: DemoOptions, console: Console) -> bool:
         _require_hybrid(model_path)
         args = [*_SERVER_ARGS, *size.server_args]
         if options.model_path is None:
-            template = scratch / "reasoning.jinja"
-            template.write_text(REASONING, encoding="utf-8")
-            args += ["--chat-template", str(template)]
+            args += ["--chat-template", str(REASONING_TEMPLATE)]
         args += options.server_args
         runs: dict[str, list[Answer]] = {}
         for name in BACKENDS:
