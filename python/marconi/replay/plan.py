@@ -5,15 +5,15 @@ and speculative states included), for each amount of memory:
 
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       its default rule in one pool, to see what a division costs, and in two at the same ratios
-
-    with int8          that in two pools at the same ratios, with checkpoints in int8, where a server offers them
+    with int8          that in two pools at fewer ratios, with checkpoints in int8, where a server offers them
 
 A model without states has no two pools, and its cache stays SGLang's own. One pool is no candidate with a host tier,
 nor where ranks share requests: a server on a GPU supports neither.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
 above, so that nothing is changed for nothing. Checkpoints in int8 are never the best, since answers that resume from
-one may differ: a line of its own says what they would win, if that is `LEAST_GAIN` or more. A verdict in five lines follows (`verdict.py`).
+one may differ: a line of its own says what they would win, if that is `LEAST_GAIN` or more. A verdict in five lines
+follows (`verdict.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,6 +46,8 @@ from marconi.replay.verdict import (
 STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
 """SGLang's default first."""
+INT8_RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.1, 0.2, 0.4)
+"""With checkpoints in int8, whose states take a half or less of the bytes."""
 NUM_SLOTS: Final = 1 + NUM_TRACKING_SLOTS + 1
 """Slots of a request: its working slots, and the state that it resumes from."""
 ONE_POOL: Final = "--enable-unified-memory"
@@ -161,8 +163,9 @@ class Advice:
             lines.append(f"With two pools: policy {split.policy}{self._flags(split)}: {_gain(split, self.default)}.")
         if self.int8 is not None and fewer(self.int8, best) >= LEAST_GAIN:
             lines.append(
-                f"With {INT8} at {flags(self.int8)} it would hit {_gain(self.int8, self.default)} (answers that "
-                "resume from a rounded state may differ)."
+                f"With {INT8} at {flags(self.int8)} it would hit {_rates(self.int8)}, "
+                f"{100 * fewer(self.int8, best):.1f} % fewer tokens recomputed than the best that is exact (answers "
+                "that resume from a rounded state may differ)."
             )
         return (*lines, *self.of_layouts())
 
@@ -301,7 +304,7 @@ def candidates(
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
     ratios = (None, *RATIOS) if has_one_pool(num_ranks, has_host_tier) else RATIOS
     ours = [Task(DEFAULT, memory_bytes, ratio) for ratio in ratios]
-    of_int8 = RATIOS if has_int8 and not has_host_tier else ()
+    of_int8 = INT8_RATIOS if has_int8 and not has_host_tier else ()
     return (*stock, *ours, *(Task(DEFAULT, memory_bytes, ratio, int8_checkpoints=True) for ratio in of_int8))
 
 
