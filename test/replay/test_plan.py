@@ -11,6 +11,7 @@ from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.catalog import PolicySpec
 from marconi.replay.plan import INT8, INT8_RATIOS, ONE_POOL, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
+from marconi.replay.queueing import Batching
 from marconi.replay.result import Percentiles, PolicyResult
 from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.verdict import Beside, Point, Verdict, halves
@@ -104,6 +105,18 @@ def test_checkpoints_in_int8_are_a_candidate_where_a_server_serves_them() -> Non
 
     assert ratios(has_int8=True) == ratios(has_int8=True, num_ranks=2) == [*INT8_RATIOS]
     assert ratios() == ratios(has_int8=True, has_host_tier=True) == []
+
+
+def test_a_plan_replays_checkpoints_in_int8_and_tells_what_they_win() -> None:
+    model = load("nemotron-h-8b")
+    speed = PrefillLatency(model, DEVICES["h100"])
+    inputs = ReplayInputs(conversations(), model, DEVICES["h100"], speed, batching=Batching(max_running=1))
+    (advice,) = make_plan(inputs, [24 * model.state_bytes], None, 1).advice
+    assert advice.int8 is not None
+    assert advice.best is not None
+    assert not advice.best.int8_checkpoints
+    assert advice.int8.num_hit_tokens > advice.best.num_hit_tokens
+    assert sum(INT8 in line for line in advice.sentences) == 1
 
 
 def test_checkpoints_in_int8_are_told_where_they_win_and_are_never_the_best() -> None:

@@ -4,8 +4,8 @@
     checkpoints    the tree's states, and those that are promised to planned states
 
 A state is rounded as it joins the tree, and its live slot is free. Live slots are the tree's neither to hold nor to
-evict: a planned state without one is not kept, and a hit without one is a miss. What the engine's cache does
-(`engine/int8/cache.py`), this does, in the same order.
+evict: a planned state without one is not kept, and a hit without one is a miss. The engine's cache does the same, in
+the same order (`engine/int8/cache.py`).
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class Int8Pools(Pools):
 
 @dataclass(frozen=True, slots=True)
 class Int8:
-    """What a server divides its memory for states by, beside the bytes of a checkpoint."""
+    """Inputs of a server's division of its memory for states, beside the bytes of a checkpoint."""
 
     state_bytes: int
     """Bytes of a state in full precision."""
@@ -82,7 +82,7 @@ class Int8:
     """`--max-running-requests`."""
 
     def pools(self, num_tokens: int, state_pool_bytes: int, checkpoint_bytes: int) -> Int8Pools:
-        """Pools of so many tokens, and what SGLang would give states; of no slots where it gave fewer than two."""
+        """Pools of `num_tokens`, and of what `state_pool_bytes` hold; no slots where SGLang would give fewer than 2."""
         num_slots = state_pool_bytes // self.state_bytes
         if num_slots < 2:
             return Int8Pools(num_tokens, 0)
@@ -96,7 +96,7 @@ class Int8Server(ServerReplay):
     pools: Int8Pools
 
     def __init__(self, hybrid: HybridCache, pools: Int8Pools, scheduling: Scheduling) -> None:
-        """As the base class; the admission plans ahead, and there is no host tier."""
+        """The admission must plan ahead, and there must be no host tier."""
         assert hybrid.admission.plans_ahead, "a server with checkpoints in int8 plans its states"
         assert hybrid.host is None, "a server with checkpoints in int8 has no host tier"
         super().__init__(hybrid, pools, scheduling)
@@ -113,7 +113,7 @@ class Int8Server(ServerReplay):
         return match, load_s
 
     def promise(self, now_s: float) -> bool:
-        """Take a checkpoint for a state that stands in a working slot; False if none can be had."""
+        """Take a checkpoint for a state that stands in a working slot; False if none is free or evictable."""
         pools = self.pools
         if not pools.num_free_checkpoints and (freed := self.hybrid.evict(pools.state_need, now_s)):
             pools.collect(freed)
@@ -123,12 +123,12 @@ class Int8Server(ServerReplay):
         return True
 
     def _num_to_lock(self, runs: Sequence[RunningRequest]) -> int:
-        """None: what a request starts from is a checkpoint."""
+        """None: requests start from checkpoints, which take no live slot."""
         return 0
 
 
 class Int8Request(RunningRequest):
-    """A request whose last state is kept if a checkpoint can be had."""
+    """A request whose last state is kept if there is a checkpoint for it."""
 
     _server: Int8Server
 

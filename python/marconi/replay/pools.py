@@ -204,7 +204,7 @@ class JointPool:
         return self.num_bytes // self.state_bytes
 
     def num_rows(self, num_working_slots: int) -> int:
-        """As of two pools, if it held nothing but states."""
+        """Rows of two pools, if it held nothing but states."""
         return self.num_slots // (num_working_slots + 2)
 
     @property
