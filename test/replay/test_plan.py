@@ -110,8 +110,9 @@ def test_checkpoints_in_int8_are_a_candidate_where_a_server_serves_them() -> Non
 def test_a_plan_replays_checkpoints_in_int8_and_tells_what_they_win() -> None:
     model = load("nemotron-h-8b")
     speed = PrefillLatency(model, DEVICES["h100"])
-    inputs = ReplayInputs(conversations(), model, DEVICES["h100"], speed, batching=Batching(max_running=1))
-    (advice,) = make_plan(inputs, [24 * model.state_bytes], None, 1).advice
+    trace = conversations(num_sessions=80)
+    inputs = ReplayInputs(trace, model, DEVICES["h100"], speed, batching=Batching(max_running=1))
+    (advice,) = make_plan(inputs, [60 * model.state_bytes], None, 1).advice
     assert advice.int8 is not None
     assert advice.best is not None
     assert not advice.best.int8_checkpoints
