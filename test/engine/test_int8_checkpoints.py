@@ -13,11 +13,12 @@ from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, 
 from sglang.srt.mem_cache.mamba_checkpoint_pool import Int8CheckpointStore, MambaCheckpointPool
 
 from marconi.engine.int8.cache import Int8RadixCache
-from marconi.engine.int8.division import Division, PerRequest, checkpoint_bytes_of, divide
+from marconi.engine.int8.division import checkpoint_bytes_of
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.support import require_plain
 from marconi.engine.version import Refusal
 from marconi.policy.base import Costs
+from marconi.policy.int8 import Division, PerRequest, divide
 from rig.clock import TraceClock
 from rig.pools import Strategy, marconi
 from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools

@@ -20,6 +20,7 @@ from marconi.engine import running, upstream
 from marconi.engine.check.model import Model
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.touch import hook_into
+from marconi.policy.int8 import RUNNING_SLOTS
 from rig.clock import TraceClock
 from rig.pools import Strategy, marconi
 from rig.soak import Soak, SoakPlan, soak_pools
@@ -112,7 +113,7 @@ def test_no_slot_is_short_or_lost_with_as_many_requests_as_count_three_slots_eac
 ) -> None:
     torch.set_num_threads(1)
     pools = soak_pools(Strategy.EXTRA_BUFFER, 1, host_ratio=host_ratio)
-    host = replace(pools, num_state_slots=running.RUNNING_SLOTS * pools.num_rows, are_tracking_slots_lent=True)
+    host = replace(pools, num_state_slots=RUNNING_SLOTS * pools.num_rows, are_tracking_slots_lent=True)
     clock = TraceClock()
     soak = Soak(marconi(host, PolicyChoice("best"), COSTS, clock), host, SoakPlan(200, seed=8), clock)
     most = 0

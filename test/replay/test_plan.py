@@ -10,13 +10,15 @@ import pytest
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.catalog import PolicySpec
-from marconi.replay.plan import ONE_POOL, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
+from marconi.replay.plan import INT8, INT8_RATIOS, ONE_POOL, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
+from marconi.replay.queueing import Batching
 from marconi.replay.result import Percentiles, PolicyResult
 from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.verdict import Beside, Point, Verdict, halves
 
 from .worlds import conversations
 
+BEST = PolicySpec("best")
 LRU = PolicyResult(
     policy="lru",
     memory_bytes=10**9,
@@ -93,6 +95,45 @@ def test_the_verdict_divides_this_projects_memory_where_stock_at_another_ratio_i
     assert advice.point == Point(LRU, runs[2], runs[3], "--mamba-full-memory-ratio 0.2")
 
 
+def in_int8(ratio: float, num_hit_tokens: int) -> PolicyResult:
+    return replace(like("best", ratio, num_hit_tokens), int8_checkpoints=True)
+
+
+def test_checkpoints_in_int8_are_a_candidate_where_a_server_serves_them() -> None:
+    def ratios(**fields: Any) -> list[float | None]:
+        return [task.mamba_ratio for task in candidates(10**9, **fields) if task.int8_checkpoints]
+
+    assert ratios(has_int8=True) == ratios(has_int8=True, num_ranks=2) == [*INT8_RATIOS]
+    assert ratios() == ratios(has_int8=True, has_host_tier=True) == []
+
+
+def test_a_plan_replays_checkpoints_in_int8_and_tells_what_they_win() -> None:
+    model = load("nemotron-h-8b")
+    speed = PrefillLatency(model, DEVICES["h100"])
+    trace = conversations(num_sessions=80)
+    inputs = ReplayInputs(trace, model, DEVICES["h100"], speed, batching=Batching(max_running=1))
+    (advice,) = make_plan(inputs, [60 * model.state_bytes], None, 1).advice
+    assert advice.int8 is not None
+    assert advice.best is not None
+    assert not advice.best.int8_checkpoints
+    assert advice.int8.num_hit_tokens > advice.best.num_hit_tokens
+    assert sum(INT8 in line for line in advice.sentences) == 1
+
+
+def test_checkpoints_in_int8_are_told_where_they_win_and_are_never_the_best() -> None:
+    exact = (LRU, like("best", None, 6_000), like("best", 0.4, 5_000))
+    for num_hit_tokens, is_told in ((6_030, False), (6_050, True), (9_000, True)):
+        advice = Advice.of((*exact, in_int8(0.9, 2_000), in_int8(0.2, num_hit_tokens)), NEEDS, Task(BEST, 10**9))
+        assert (advice.best, advice.split, advice.ours) == (exact[1], exact[2], exact[1])
+        assert advice.point == Point(LRU, exact[1], exact[1], ONE_POOL)
+        assert any(INT8 in line for line in advice.sentences) == is_told
+    assert advice.sentences[-1] == (
+        "With --enable-int8-mamba-checkpoint at --mamba-full-memory-ratio 0.2 it would hit 90.0 % of the prompt tokens "
+        "(P95 TTFT 2 s), 75.0 % fewer tokens recomputed than the best that is exact (answers that resume from a "
+        "rounded state may differ)."
+    )
+
+
 def test_the_layout_whose_slow_answers_come_sooner_is_named() -> None:
     advice = Advice.of((LRU,), NEEDS)
     for p95, named in ((0.5, "2 servers would answer sooner."), (2.0, "One server would answer sooner.")):
@@ -164,10 +205,11 @@ def test_the_command_prints_tables_and_advice_and_writes_both(
     first = out.read_bytes()
     document = json.loads(first)
     assert {"trace", "model", "seed", "runs"} <= set(document)
-    assert len(document["runs"]) == 2 * len(candidates(1))
+    assert len(document["runs"]) == 2 * len(candidates(1, has_int8=True))
     printed = capsys.readouterr().out
     for advice in document["advice"]:
-        best = max(run["token_hit_rate"] for run in document["runs"] if run["memory_bytes"] == advice["memory_bytes"])
+        runs = [run for run in document["runs"] if run["memory_bytes"] == advice["memory_bytes"]]
+        best = max(run["token_hit_rate"] for run in runs if not run["int8_checkpoints"])
         assert best - 0.002 <= advice["token_hit_rate"] <= best
         assert advice["sentences"][0] in printed
     assert main([*argv, "--json", str(out), "--jobs", "1"]) == 0

@@ -91,9 +91,14 @@ class HostReplay:
     def check_invariants(self) -> None:
         """Raise `AssertionError` unless, between requests, every token and slot is free or held by the tree."""
         self.cache.sanity_check()
-        kv, states = self.cache.token_to_kv_pool_allocator, self.cache.req_to_token_pool.mamba_allocator
-        held = (self.cache.all_values_flatten(), self.cache.all_mamba_values_flatten())
-        for name, allocator, indices in (("KV", kv, held[0]), ("slots", states, held[1])):
+        kv, live = self.cache.token_to_kv_pool_allocator, self.cache.req_to_token_pool.mamba_allocator
+        held = [("KV", kv, self.cache.all_values_flatten())]
+        # Checkpoints in int8 have slots of their own, and then the tree holds no others.
+        states = getattr(self.cache, "state_slots", live)
+        held.append(("slots", states, self.cache.all_mamba_values_flatten()))
+        if states is not live:
+            held.append(("live slots", live, torch.empty(0)))
+        for name, allocator, indices in held:
             assert len(torch.unique(indices)) == len(indices), f"{name} held twice"
             num_free = allocator.available_size()
             assert num_free + len(indices) == allocator.size, f"{name}: {num_free} free, {len(indices)} held"

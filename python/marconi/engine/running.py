@@ -11,10 +11,9 @@ Source: `srt/mem_cache/kv_cache_configurator.py:resolve_max_num_reqs`.
 """
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-RUNNING_SLOTS: Final = 3
-"""State slots for each running request that SGLang counts on beside those that track."""
+from marconi.policy.int8 import RUNNING_SLOTS
 
 
 class Tracking(NamedTuple):

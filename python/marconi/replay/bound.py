@@ -22,7 +22,9 @@ def bounds_of(inputs: ReplayInputs, runs: Iterable[PolicyResult], num_processes:
 
 def limits_of(inputs: ReplayInputs, layout: Layout) -> tuple[Limit, ...]:
     """The memory of `layout`; what is on the host counts as if all were in one pool, which no tier outdoes."""
-    kv_bytes, state_bytes = inputs.model.kv_bytes_per_token, inputs.model.checkpoint_bytes
+    model = inputs.model
+    kv_bytes = model.kv_bytes_per_token
+    state_bytes = model.int8_state_bytes if layout.int8_checkpoints else model.checkpoint_bytes
     ratio = layout.mamba_ratio
     if ratio is None or layout.host_bytes:
         return (Limit(layout.memory_bytes + layout.host_bytes, kv_bytes, state_bytes),)

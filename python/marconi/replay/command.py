@@ -29,6 +29,8 @@ from marconi.replay.trace.source import STDIN
 from marconi.replay.verdict import DEFAULT
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
+INT8_POLICIES = "marconi,best"
+"""By default with checkpoints in int8, which a server does not offer with the others."""
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
 MEMORY_OF_CARD = f"{_MEMORY} (default: what the weights leave of a card of the device)"
 
@@ -61,6 +63,12 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.A
         metavar="R",
         help="bytes for states over bytes for KV, for every policy, none of which may be a block cache "
         "(default: lru 0.9 as SGLang, others one pool)",
+    )
+    replay.add_argument(
+        "--int8-checkpoints",
+        action="store_true",
+        help="keep states in int8, as a server with --enable-int8-mamba-checkpoint divides its memory for states, for "
+        f"policies that it offers (default: {INT8_POLICIES}; ratio 0.9); answers that resume from one may differ",
     )
     replay.add_argument(
         "--timings",
@@ -208,17 +216,18 @@ class _ListPolicies(argparse.Action):
 
 def _replay(args: argparse.Namespace) -> int:
     require_writable(args.json)
-    policies = parse_list(DEFAULT_POLICIES if args.policy is None else args.policy)
+    default = INT8_POLICIES if args.int8_checkpoints else DEFAULT_POLICIES
+    policies = parse_list(default if args.policy is None else args.policy)
     memories, host = parse_memories(args.memory), parse_host_memory(args.host_memory)
     require_memory_for(policies, memories)
     start_s = time.monotonic()
     inputs = read_inputs(args)
     # Whatever the memory is; how much it is may take a replay to know.
-    require_all(
-        inputs, cells(policies, [UNBOUNDED_BYTES], args.mamba_full_memory_ratio, UNBOUNDED_BYTES if host else 0)
-    )
+    ratio, is_int8 = args.mamba_full_memory_ratio, args.int8_checkpoints
+    most_on_host = UNBOUNDED_BYTES if host else 0
+    require_all(inputs, cells(policies, [UNBOUNDED_BYTES], ratio, most_on_host, int8_checkpoints=is_int8))
     memories_bytes, host_bytes, unbounded = resolve(memories, inputs, host)
-    grid = cells(policies, memories_bytes, args.mamba_full_memory_ratio, host_bytes)
+    grid = cells(policies, memories_bytes, ratio, host_bytes, int8_checkpoints=is_int8)
     num_requests = num_replays(grid) * len(inputs.trace.requests)
     num_processes = args.jobs or num_usable_cores()
     with metered("replay", num_requests) as meter:

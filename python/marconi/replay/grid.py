@@ -31,10 +31,19 @@ class Cell:
 
 
 def cells(
-    policies: Sequence[PolicySpec], memories_bytes: Sequence[int], mamba_ratio: float | None = None, host_bytes: int = 0
+    policies: Sequence[PolicySpec],
+    memories_bytes: Sequence[int],
+    mamba_ratio: float | None = None,
+    host_bytes: int = 0,
+    *,
+    int8_checkpoints: bool = False,
 ) -> list[Cell]:
     """Every policy at every memory, each with a host tier of `host_bytes` below it unless that is 0."""
-    tasks = [Task(policy, num_bytes, mamba_ratio, host_bytes) for num_bytes in memories_bytes for policy in policies]
+    tasks = [
+        Task(policy, num_bytes, mamba_ratio, host_bytes, int8_checkpoints)
+        for num_bytes in memories_bytes
+        for policy in policies
+    ]
     return [Cell.of(task) for task in tasks]
 
 

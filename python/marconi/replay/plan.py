@@ -5,12 +5,15 @@ and speculative states included), for each amount of memory:
 
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       its default rule in one pool, to see what a division costs, and in two at the same ratios
+    with int8          that in two pools at fewer ratios, with checkpoints in int8, where a server offers them
 
 A model without states has no two pools, and its cache stays SGLang's own. One pool is no candidate with a host tier,
 nor where ranks share requests: a server on a GPU supports neither.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
-above, so that nothing is changed for nothing. A verdict in five lines follows (`verdict.py`).
+above, so that nothing is changed for nothing. Checkpoints in int8 are never the best, since answers that resume from
+one may differ: a line of its own says what they would win, if that is `LEAST_GAIN` or more. A verdict in five lines
+follows (`verdict.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,14 +30,28 @@ from marconi.replay.report import tables
 from marconi.replay.result import Percentiles, PolicyResult, Report
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS
 from marconi.replay.task import ReplayInputs, Task
-from marconi.replay.verdict import DEFAULT, Beside, Point, Verdict, alone, fewer, halves, has_one_pool, sizes
+from marconi.replay.verdict import (
+    DEFAULT,
+    LEAST_GAIN,
+    Beside,
+    Point,
+    Verdict,
+    alone,
+    fewer,
+    halves,
+    has_one_pool,
+    sizes,
+)
 
 STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
 """SGLang's default first."""
+INT8_RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.1, 0.2, 0.4)
+"""With checkpoints in int8, whose states take a half or less of the bytes."""
 NUM_SLOTS: Final = 1 + NUM_TRACKING_SLOTS + 1
 """Slots of a request: its working slots, and the state that it resumes from."""
 ONE_POOL: Final = "--enable-unified-memory"
+INT8: Final = "--enable-int8-mamba-checkpoint"
 TIE: Final = 0.002
 """Token hit rate below which a difference is none."""
 
@@ -98,10 +115,14 @@ class Advice:
     """This project's default, best divided."""
     layouts: tuple[Layout, ...] = ()
     """With several ranks: one server, and as many servers as ranks if the model fits on one card."""
+    int8: PolicyResult | None = None
+    """The best with checkpoints in int8; None where none was tried."""
 
     @classmethod
-    def of(cls, runs: Sequence[PolicyResult], needs: Needs, alone: Task | None = None) -> "Advice":
+    def of(cls, tried: Sequence[PolicyResult], needs: Needs, alone: Task | None = None) -> "Advice":
         """From the runs of one amount of memory, in the order of the candidates; `alone` is one of them."""
+        runs = [run for run in tried if not run.int8_checkpoints]
+        in_int8 = [run for run in tried if run.int8_checkpoints]
         stock = [run for run in runs if run.policy == str(STOCK)]
         split = [run for run in runs if run.mamba_full_memory_ratio is not None]
         ours = [run for run in runs if run.policy == str(DEFAULT)]
@@ -115,6 +136,7 @@ class Advice:
             needs=needs,
             alone=next((run for run in runs if alone is not None and _is_of(run, alone)), None),
             ours=_first_best(ours) if ours else None,
+            int8=_first_best(in_int8) if in_int8 else None,
         )
 
     @property
@@ -139,6 +161,12 @@ class Advice:
             lines.append(f"Best: policy {best.policy}{self._flags(best)}: {_gain(best, self.default)}.")
         if split is not None and split is not best and split is not self.stock:
             lines.append(f"With two pools: policy {split.policy}{self._flags(split)}: {_gain(split, self.default)}.")
+        if self.int8 is not None and fewer(self.int8, best) >= LEAST_GAIN:
+            lines.append(
+                f"With {INT8} at {flags(self.int8)} it would hit {_rates(self.int8)}, "
+                f"{100 * fewer(self.int8, best):.1f} % fewer tokens recomputed than the best that is exact (answers "
+                "that resume from a rounded state may differ)."
+            )
         return (*lines, *self.of_layouts())
 
     def of_layouts(self) -> Iterator[str]:
@@ -220,7 +248,11 @@ def make_plan(
         [
             Cell.of(replace(task, host_bytes=host_bytes))
             for task in candidates(
-                num_bytes, inputs.has_states, inputs.model.tensor_parallel, has_host_tier=bool(host_bytes)
+                num_bytes,
+                inputs.has_states,
+                inputs.model.tensor_parallel,
+                has_host_tier=bool(host_bytes),
+                has_int8=inputs.has_int8_checkpoints,
             )
         ]
         for num_bytes in memories_bytes
@@ -256,15 +288,24 @@ def _is_of(run: PolicyResult, task: Task) -> bool:
 
 
 def candidates(
-    memory_bytes: int, has_states: bool = True, num_ranks: int = 1, *, has_host_tier: bool = False
+    memory_bytes: int,
+    has_states: bool = True,
+    num_ranks: int = 1,
+    *,
+    has_host_tier: bool = False,
+    has_int8: bool = False,
 ) -> tuple[Task, ...]:
-    """List the candidates that a server supports, in order of preference among equals."""
+    """List the candidates that a server supports, in order of preference among equals.
+
+    `has_int8` is true of a model whose checkpoints may be in int8, which a server with a host tier refuses.
+    """
     if not has_states:
         return (Task(STOCK, memory_bytes),)
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
     ratios = (None, *RATIOS) if has_one_pool(num_ranks, has_host_tier) else RATIOS
     ours = [Task(DEFAULT, memory_bytes, ratio) for ratio in ratios]
-    return (*stock, *ours)
+    of_int8 = INT8_RATIOS if has_int8 and not has_host_tier else ()
+    return (*stock, *ours, *(Task(DEFAULT, memory_bytes, ratio, int8_checkpoints=True) for ratio in of_int8))
 
 
 def flags(run: PolicyResult) -> str:

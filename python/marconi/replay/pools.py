@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from marconi.policy.base import Need
+from marconi.tree import Freed
 
 
 class Amount(NamedTuple):
@@ -54,12 +55,28 @@ class Pool(Protocol):
         """State slots that may be taken now."""
         ...
 
+    def num_rows(self, num_working_slots: int) -> int:
+        """Requests that a server has rows for, where each holds `num_working_slots`."""
+        ...
+
     def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Take free tokens and slots."""
         ...
 
+    def take_planned(self) -> None:
+        """Take a slot for a planned state."""
+        ...
+
     def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Return tokens and slots."""
+        ...
+
+    def hand_over(self, num_states: int, num_kept: int) -> None:
+        """Hand the slots of `num_states` states to the tree, which keeps so many of them and returns the rest."""
+        ...
+
+    def collect(self, freed: Freed) -> None:
+        """Get back what the tree has evicted."""
         ...
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
@@ -104,6 +121,10 @@ class Pools:
         """States have theirs."""
         return Need.STATE
 
+    def num_rows(self, num_working_slots: int) -> int:
+        """Each has its slots, and two: for the state that it starts from and the one that it leaves."""
+        return self.num_slots // (num_working_slots + 2)
+
     def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Take free tokens and slots."""
         self.num_free_tokens -= num_tokens
@@ -113,6 +134,18 @@ class Pools:
         """Return tokens and slots."""
         self.num_free_tokens += num_tokens
         self.num_free_slots += num_slots
+
+    def take_planned(self) -> None:
+        """Take a slot like any other."""
+        self.take(num_slots=1)
+
+    def hand_over(self, num_states: int, num_kept: int) -> None:
+        """Get back the slots of what the tree had."""
+        self.give(num_slots=num_states - num_kept)
+
+    def collect(self, freed: Freed) -> None:
+        """Each to its own."""
+        self.give(*freed)
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
         """True if it fits, KV and states each in their own pool."""
@@ -170,6 +203,10 @@ class JointPool:
         """State slots, if it held nothing else."""
         return self.num_bytes // self.state_bytes
 
+    def num_rows(self, num_working_slots: int) -> int:
+        """Rows of two pools, if it held nothing but states."""
+        return self.num_slots // (num_working_slots + 2)
+
     @property
     def num_free_tokens(self) -> int:
         """KV tokens that may be taken now, if no slot is."""
@@ -187,6 +224,18 @@ class JointPool:
     def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Return tokens and slots."""
         self.num_free_bytes += self._bytes_of(num_tokens, num_slots)
+
+    def take_planned(self) -> None:
+        """Take a slot like any other."""
+        self.take(num_slots=1)
+
+    def hand_over(self, num_states: int, num_kept: int) -> None:
+        """Get back the slots of what the tree had."""
+        self.give(num_slots=num_states - num_kept)
+
+    def collect(self, freed: Freed) -> None:
+        """KV and states are bytes."""
+        self.give(*freed)
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
         """True if it fits, KV and states side by side."""

@@ -138,6 +138,7 @@ def _title(report: Report, memory_bytes: int) -> str:
 def _label(run: PolicyResult) -> tuple[str, ...]:
     ratio = run.mamba_full_memory_ratio
     policy = run.policy if ratio is None else f"{run.policy}, ratio {ratio:g}"
+    policy += ", int8" if run.int8_checkpoints else ""
     return (policy,) if run.chosen is None else (policy, f"({run.chosen})")
 
 

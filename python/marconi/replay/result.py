@@ -70,6 +70,8 @@ class Layout(NamedTuple):
     host_bytes: int
     mamba_ratio: float | None
     """Bytes for states over bytes for KV; None for one pool."""
+    int8_checkpoints: bool = False
+    """True if the tree's states are in int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,13 @@ class PolicyResult:
     """Prompt tokens that were computed, by cause (`policy/misses.py`); none where the policy is a block cache."""
     final_cache_blocks: int | None = None
     """Blocks held at the end; None where the policy is no block cache."""
+    int8_checkpoints: bool = False
+    """`--enable-int8-mamba-checkpoint`."""
 
     @property
     def layout(self) -> Layout:
         """The memory that it ran with."""
-        return Layout(self.memory_bytes, self.host_bytes, self.mamba_full_memory_ratio)
+        return Layout(self.memory_bytes, self.host_bytes, self.mamba_full_memory_ratio, self.int8_checkpoints)
 
     @property
     def token_hit_rate(self) -> float:
@@ -145,6 +149,7 @@ class PolicyResult:
             "memory_bytes": self.memory_bytes,
             "host_memory_bytes": self.host_bytes,
             "mamba_full_memory_ratio": self.mamba_full_memory_ratio,
+            "int8_checkpoints": self.int8_checkpoints,
             "chosen": self.chosen,
             "num_requests": self.num_requests,
             "num_requests_too_large": self.num_too_large,
@@ -292,6 +297,7 @@ class Label:
     memory_bytes: int
     host_bytes: int
     slo_s: float
+    int8_checkpoints: bool = False
 
 
 def summarise(
@@ -330,4 +336,5 @@ def summarise(
         requests_per_s=len(trace.requests) / max(outcome.wall_s, 1e-9),
         num_missed_tokens=tuple((cause.value, num) for cause, num in counters.num_missed_tokens.items() if num),
         final_cache_blocks=cache.blocks.num_blocks if isinstance(cache, BlockServer) else None,
+        int8_checkpoints=label.int8_checkpoints,
     )

@@ -39,7 +39,7 @@ from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
 from marconi.replay.pools import NOTHING, Amount, Pool
 from marconi.replay.scheduling import Scheduling
-from marconi.tree import Freed, Match, Node
+from marconi.tree import Match, Node
 
 
 class ServerReplay:
@@ -72,11 +72,8 @@ class ServerReplay:
         return len(set(self._in_use))
 
     def run_together(self, max_running: int) -> int:
-        """Let up to `max_running` requests run beside each other, and no more than a server has rows for; how many.
-
-        A row has the slots that a request holds, and two: for the state that it starts from and the one that it leaves.
-        """
-        num_rows = self.pools.num_slots // (self.scheduling.num_working_slots + 2)
+        """Let up to `max_running` requests run beside each other, and no more than a server has rows for; how many."""
+        num_rows = self.pools.num_rows(self.scheduling.num_working_slots)
         self.scheduling = replace(self.scheduling, max_running=max(1, min(max_running, num_rows)))
         return self.scheduling.max_running
 
@@ -153,14 +150,14 @@ class ServerReplay:
             freed = hybrid.evict(pools.kv_need if pools.num_free_slots else pools.state_need, now_s)
             if freed is None:
                 return None
-            self._collect(freed)
+            self.pools.collect(freed)
 
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
         while self.pools.num_free_slots < num_slots:
             freed = self.hybrid.evict(self.pools.state_need, now_s)
             assert freed is not None, "no slot is left to evict for a request that fits"
-            self._collect(freed)
+            self.pools.collect(freed)
         self.pools.take(num_slots=num_slots)
 
     def use(self, node: Node | None, in_place_of: Node | None) -> None:
@@ -201,12 +198,12 @@ class ServerReplay:
                 role = plan.roles.get(depth)
                 if role is not None and not hybrid.deserves(lease, depth, role, granted, pools.state_need, now_s):
                     continue
-            if not pools.num_free_slots:
+            if not pools.spares_slot(NOTHING, NOTHING):
                 freed = hybrid.evict(pools.state_need, now_s)
                 if freed is None:
                     continue
-                self._collect(freed)
-            pools.take(num_slots=1)
+                self.pools.collect(freed)
+            pools.take_planned()
             taken.append(depth)
             granted.add(depth)
         return taken
@@ -231,16 +228,19 @@ class ServerReplay:
         scheduling = self.scheduling
         # Another request takes its working slots, and each other that runs, or may, locks a state that it starts from.
         num_others = max(scheduling.max_running - self.num_prefilled, 0)
-        num_to_lock = scheduling.max_running - len(runs) - self.num_locked + sum(run.is_holding for run in runs)
-        num_slots = num_others * scheduling.num_working_slots + max(num_to_lock, 0)
+        num_slots = num_others * scheduling.num_working_slots + max(self._num_to_lock(runs), 0)
         missing = [run.missing for run in runs]
         num_tokens = sum(each.num_tokens + self.page_tokens for each in missing)
         return Amount(num_tokens, num_slots + sum(each.num_states for each in missing))
 
+    def _num_to_lock(self, runs: Sequence["RunningRequest"]) -> int:
+        """Slots of the states that other requests than `runs` may yet start from."""
+        return self.scheduling.max_running - len(runs) - self.num_locked + sum(run.is_holding for run in runs)
+
     def free_tokens(self, num_tokens: int, now_s: float) -> None:
         """Evict until so many tokens of KV are free, or nothing is left to evict."""
         while self.pools.num_free_tokens < num_tokens and (freed := self.hybrid.evict(self.pools.kv_need, now_s)):
-            self._collect(freed)
+            self.pools.collect(freed)
 
     def leave(
         self,
@@ -264,7 +264,8 @@ class ServerReplay:
             suffix = Suffix(held, path)
         made = self.hybrid.insert(lease, depths, now_s, suffix, closing, absent)
         num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
-        self.pools.give(num_duplicates, len(depths) - (tree.num_states - num_states))
+        self.pools.give(num_duplicates)
+        self.pools.hand_over(len(depths), tree.num_states - num_states)
         return made[-1]
 
     def check_invariants(self) -> None:
@@ -274,9 +275,6 @@ class ServerReplay:
     def pages(self, num_tokens: int) -> int:
         """Tokens of the pages that `num_tokens` tokens take."""
         return -(-num_tokens // self.page_tokens) * self.page_tokens
-
-    def _collect(self, freed: Freed) -> None:
-        self.pools.give(*freed)
 
 
 class RunningRequest:

@@ -1,6 +1,6 @@
 """One replay, described by values alone, so that it can be done in any process."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay import queueing, serial
 from marconi.replay.decode import DecodeLatency
+from marconi.replay.int8 import Int8
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.replay.policies import CacheConfig, Host, build, require_possible
 from marconi.replay.queueing import Batching
@@ -65,6 +66,12 @@ class ReplayInputs:
         flops = lru_cache(NUM_LENGTHS_KEPT)(model.prefix_flops)
         return Costs(max(model.kv_bytes_per_token, 1), max(model.checkpoint_bytes, 1), flops)
 
+    @property
+    def has_int8_checkpoints(self) -> bool:
+        """True if a checkpoint of the model is a recurrent state, which int8 makes smaller."""
+        model = self.model
+        return 0 < model.int8_state_bytes < model.state_bytes == model.checkpoint_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -75,18 +82,27 @@ class Task:
     mamba_ratio: float | None = None
     host_bytes: int = 0
     """The host tier's memory; 0 without one."""
+    int8_checkpoints: bool = False
+    """`--enable-int8-mamba-checkpoint`."""
+
+    def costs(self, inputs: ReplayInputs) -> Costs:
+        """Bytes and FLOPs of a checkpoint, in int8 if it is kept so."""
+        costs = inputs.costs
+        return replace(costs, state_bytes=inputs.model.int8_state_bytes) if self.int8_checkpoints else costs
 
     def config(self, inputs: ReplayInputs) -> CacheConfig:
         """The configuration of the cache."""
+        max_running = inputs.batching.max_running
         return CacheConfig(
             trace=inputs.trace,
-            costs=inputs.costs,
+            costs=self.costs(inputs),
             latency=inputs.latency,
             memory_bytes=self.memory_bytes,
             mamba_ratio=self.mamba_ratio,
             host=Host(self.host_bytes, inputs.device.host_bytes_per_s) if self.host_bytes else None,
             has_states=inputs.has_states,
             slo_s=inputs.slo_s,
+            int8=Int8(inputs.costs.state_bytes, max_running) if self.int8_checkpoints else None,
         )
 
 
@@ -96,6 +112,8 @@ def require_executable(inputs: ReplayInputs, task: Task) -> None:
         raise ValueError(
             f"policy {str(task.policy)!r}: a block cache cannot be replayed in queueing mode: take --mode serial"
         )
+    if task.int8_checkpoints and not inputs.has_int8_checkpoints:
+        raise ValueError(f"--int8-checkpoints: {inputs.model.name} keeps no recurrent states alone: leave it out")
     require_possible(task.policy, task.config(inputs))
 
 
@@ -109,8 +127,8 @@ def execute(inputs: ReplayInputs, task: Task, progress: Progress | None = None) 
         outcome = queueing.replay(
             inputs.trace, target, queueing.Speed(inputs.latency, decode), inputs.batching, progress
         )
-    label = Label(str(task.policy), task.memory_bytes, task.host_bytes, inputs.slo_s)
-    return summarise(label, inputs.trace, inputs.model, inputs.costs, target, outcome)
+    label = Label(str(task.policy), task.memory_bytes, task.host_bytes, inputs.slo_s, task.int8_checkpoints)
+    return summarise(label, inputs.trace, inputs.model, task.costs(inputs), target, outcome)
 
 
 def unbounded_bytes(inputs: ReplayInputs, progress: Progress | None = None) -> int:

@@ -4,16 +4,15 @@
     states: (rest x r / (1 + r)) / state bytes - 1     r is `--mamba-full-memory-ratio`; one slot more is padding
     KV: (rest - (states + 1) x state bytes) / KV bytes a token, in whole pages
 
-With checkpoints in int8 the states' bytes are divided once more (`engine/int8/division.py`). In one pool there is no
+With checkpoints in int8 the states' bytes are divided once more (`policy/int8.py`). In one pool there is no
 division: either could take all of it. SGLang still limits the requests that run by the slots that its ratio would give
 (`engine/running.py`). Source: `srt/mem_cache/kv_cache_configurator.py`.
 """
 
 from dataclasses import dataclass
 
-from marconi.engine.int8.division import PerRequest, divide
-from marconi.engine.running import RUNNING_SLOTS
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
+from marconi.policy.int8 import RUNNING_SLOTS, PerRequest, divide
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@
 A request's own state is never rounded while it runs. Where no slot is available a state is not kept: a miss later on.
 
 Checkpoint slots that belong to states which are not rounded yet are *promised*, one for each; which is whose is open
-until then. What is short of live slots is helped by no eviction, since the tree has none: `division.py` sizes their
+until then. What is short of live slots is helped by no eviction, since the tree has none: `policy/int8.py` sizes their
 pool by what requests hold, and a hit for which none is left is no hit, for now.
 
 States are rounded on the stream of forward passes, where overlapped scheduling has one: a pass that is under way may

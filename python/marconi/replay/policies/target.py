@@ -11,11 +11,12 @@ from marconi.baselines.admission.named import admission_of
 from marconi.baselines.catalog import POLICIES, resolve_policy, rules_of
 from marconi.model.latency import LatencyModel
 from marconi.policy.base import Costs, Eviction
-from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Policy, PolicyInputs, PolicySpec, require_host_rule
+from marconi.policy.catalog import SERVED, SGLANG_MAMBA_RATIO, Policy, PolicyInputs, PolicySpec, require_host_rule
 from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes, Tier
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Trace
+from marconi.replay.int8 import Int8, Int8Pools, Int8Server
 from marconi.replay.policies.block import BlockServer
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
@@ -58,6 +59,8 @@ class CacheConfig:
     host: Host | None = None
     pool: Callable[[Costs], Pool] | None = None
     """Makes pools of exact sizes in place of those of the ratio."""
+    int8: Int8 | None = None
+    """For checkpoints in int8, whose bytes are those of `costs`."""
 
     def memory(self) -> Pool:
         """All of it free: split at the ratio, in whole units of KV and whole states, or one pool if there is none."""
@@ -69,6 +72,8 @@ class CacheConfig:
         # A state of a model without any counts as a byte, and there is no pool of them to divide memory with.
         state_bytes = int(self.memory_bytes * (ratio / (1 + ratio))) if self.has_states else 0
         num_units = (self.memory_bytes - state_bytes) // (costs.kv_bytes_per_token * unit_tokens)
+        if self.int8 is not None:
+            return self.int8.pools(num_units * unit_tokens, state_bytes, costs.state_bytes)
         num_slots = state_bytes // costs.state_bytes if self.has_states else self.memory_bytes
         return Pools(num_units * unit_tokens, num_slots)
 
@@ -82,6 +87,8 @@ class CacheConfig:
 
     def laid_out(self, policy: Policy) -> "CacheConfig":
         """Take the pools of `policy` where none are asked for; `ValueError` for pools that cannot be."""
+        if self.int8 is not None and self.mamba_ratio is None:
+            return replace(self, mamba_ratio=SGLANG_MAMBA_RATIO)
         if self.mamba_ratio is None:
             return replace(self, mamba_ratio=policy.mamba_ratio)
         asked = f"--mamba-full-memory-ratio {self.mamba_ratio:g}"
@@ -107,6 +114,8 @@ def require_possible(spec: PolicySpec, config: CacheConfig) -> None:
     """`ValueError`, in which `spec` is named, if it cannot be built for `config`; quick, for nothing large is made."""
     policy = resolve_policy(spec)
     with _named(spec):
+        if config.int8 is not None:
+            _require_served_in_int8(spec, config)
         config.laid_out(policy)
         if config.host is not None and not config.has_states:
             raise ValueError("--host-memory: the model keeps no states, and the tier is one for states: leave it out")
@@ -121,6 +130,20 @@ def require_possible(spec: PolicySpec, config: CacheConfig) -> None:
             admission_of(spec.admission, config.trace.unit_tokens)
         if policy.requires is not None:
             policy.requires(config.trace)
+
+
+def _require_served_in_int8(spec: PolicySpec, config: CacheConfig) -> None:
+    """`ValueError` for what a server with checkpoints in int8 does not offer."""
+    if config.host is not None:
+        raise ValueError("--int8-checkpoints: a server refuses it with a host tier: leave --host-memory out")
+    policy = SERVED.get(spec.name)
+    if policy is None:
+        raise ValueError(f"--int8-checkpoints: a server offers it with {', '.join(SERVED)}, and not with this policy")
+    admission = policy.admission if spec.admission is None else spec.admission
+    if admission is not None and not admission_of(admission, config.trace.unit_tokens).plans_ahead:
+        raise ValueError(
+            f"--int8-checkpoints: a server refuses it with this admission, {admission}: take {spec.name}@judicious"
+        )
 
 
 def build(spec: PolicySpec, config: CacheConfig) -> ReplayTarget:
@@ -153,7 +176,12 @@ def _prefix_cache(policy: Policy, spec: PolicySpec, config: CacheConfig) -> Repl
     tree = RadixTree(trace.unit_tokens, config.max_ghosts)
     host = _host_tier(policy, inputs, rule, tree, config)
     hybrid = HybridCache(tree, admission, Order(rule), turns=rules.eviction.turns, host=host)
-    server = ServerReplay(hybrid, memory, Scheduling.of(admission, trace.unit_tokens))
+    scheduling = Scheduling.of(admission, trace.unit_tokens)
+    if isinstance(memory, Int8Pools):
+        # SGLang counts no slot for a request that it does not hold.
+        server: ServerReplay = Int8Server(hybrid, memory, replace(scheduling, num_lent_slots=0))
+    else:
+        server = ServerReplay(hybrid, memory, scheduling)
     return ReplayTarget(server, mamba_ratio=config.mamba_ratio if config.has_states else None)
 
 
