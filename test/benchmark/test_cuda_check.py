@@ -13,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 SLEEP_S = 60
+LATE_S = 5.0
+"""Of a step that is to be late: Python starts in this time on a busy machine too."""
 SERVER_STEPS = ["gdn-flashinfer", "gdn-triton-drafts", "mamba2-pages-host", "gdn-one-pool"]
 
 
@@ -54,7 +56,7 @@ def is_running(pid: int) -> bool:
 
 def pids_in(path: Path, number: int) -> list[int]:
     """The numbers that processes wrote, once there are as many."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         if path.exists() and len(found := path.read_text().split()) == number:
             return [int(each) for each in found]
@@ -74,7 +76,7 @@ if stays == "yes": time.sleep({SLEEP_S})
 
 @pytest.mark.parametrize("ignores_sigterm", ["no", "yes"])
 def test_at_its_limit_neither_a_step_nor_its_grandchild_lives(ignores_sigterm: str, steps: Any, tmp_path: Path) -> None:
-    step = planted(steps, GRANDCHILD, tmp_path / "pids", ignores_sigterm, "yes", limit_s=2.0)
+    step = planted(steps, GRANDCHILD, tmp_path / "pids", ignores_sigterm, "yes", limit_s=LATE_S)
     done = run(steps, step, tmp_path)
     assert done.outcome is steps.Outcome.LATE
     assert done.seconds < SLEEP_S / 2
@@ -89,7 +91,7 @@ def test_what_a_step_left_behind_is_ended_and_the_step_has_its_say(steps: Any, t
 
 def test_negative_control_a_limit_on_the_leader_alone_leaves_its_grandchild(tmp_path: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
-        subprocess.run([sys.executable, "-c", GRANDCHILD, str(tmp_path / "pids"), "no", "yes"], timeout=2.0)
+        subprocess.run([sys.executable, "-c", GRANDCHILD, str(tmp_path / "pids"), "no", "yes"], timeout=LATE_S)
     _, grandchild = pids_in(tmp_path / "pids", 2)
     assert is_running(grandchild)
     os.kill(grandchild, signal.SIGKILL)
@@ -170,7 +172,7 @@ def test_wrong_outweighs_late_and_late_what_did_not_run(outcomes: str, all_in_al
     [
         ("print('fine')", 30.0, 0, "green"),
         ("print('here is why'); raise SystemExit(1)", 30.0, 1, "WRONG"),
-        ("import time; print('here is why', flush=True); time.sleep(60)", 1.5, 3, "not ended in time"),
+        ("import time; print('here is why', flush=True); time.sleep(60)", LATE_S, 3, "not ended in time"),
         ("raise SystemExit(77)", 30.0, 77, "skipped"),
     ],
     ids=["green", "wrong", "late", "skipped"],

@@ -5,7 +5,7 @@ and one from the host when a layer waits for it, so that what may change meanwhi
 is broken, for the negative controls:
 
     reused      a slot on the host is free, and used again, while it holds a copy
-    unlocked    what is being copied may be evicted
+    unlocked    what is being copied may be evicted; a copy to the host of a state runs when that is, and never before
     unwaited    a layer does not wait for what is loaded
     undrafted   what a draft model knows of a prefix is not loaded with it, which may change no answer
 
@@ -49,7 +49,7 @@ class Late:
     def query(self) -> bool:
         """Whether it has run."""
         self._num_asked += 1
-        if self._num_asked >= NUM_ASKED:
+        if self._num_asked >= NUM_ASKED and self not in unlocked:
             self.synchronize()
         return self._run is None
 
@@ -62,10 +62,16 @@ class Late:
 
 to_host, to_device = L2TransferEngine.submit_device_to_host, L2TransferEngine.submit_host_to_device
 waiting: list[Late] = []
+unlocked: dict[Late, set[int]] = {}
+"""Copies that wait until one of these slots of states is freed."""
 
 
 def late_to_host(engine: Any, transfers: Any) -> TransferCompletion:
-    return TransferCompletion(None, Late(lambda: to_host(engine, transfers)), False)
+    late = Late(lambda: to_host(engine, transfers))
+    of_states = [each.device_indices for each in transfers if hasattr(each.host_pool, "temporal_buffer")]
+    if has("unlocked") and of_states:
+        unlocked[late] = {slot for slots in of_states for slot in slots.tolist()}
+    return TransferCompletion(None, late, False)
 
 
 def late_to_device(engine: Any, transfers: Any, **options: Any) -> TransferCompletion:
@@ -98,6 +104,10 @@ def overwrite_on_device(cache: Any) -> None:
     for slots in memory._freed_states:
         for each in (states.temporal, *states.conv):
             each[:, slots] = GARBAGE
+        for late, copied in list(unlocked.items()):
+            if copied & set(slots.tolist()):
+                del unlocked[late]
+                late.synchronize()
     give_back(cache)
 
 

@@ -18,7 +18,7 @@ from marconi.router.index import Chain, FleetIndex
 from marconi.router.subscriber import Subscriber, WorkerSockets
 from marconi.router.sync import Fleet, State, SyncLimits
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 def told_by(url: str) -> dict[str, Any]:

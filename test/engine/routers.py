@@ -14,6 +14,7 @@ import httpx
 
 from marconi.demo.server_process import ServerProcess
 
+from .listener import listener, told_by
 from .processes import free_ports
 
 
@@ -42,9 +43,24 @@ class Router:
             time.sleep(0.05)
 
     def until_told(self) -> None:
-        """Until nothing is expected that no worker has told of."""
-        time.sleep(0.3)
-        self.until(lambda state: not any(worker["num_running"] for worker in state["workers"]))
+        """Until nothing runs, and the router knows of as much as a snapshot of each worker has."""
+
+        def is_told(state: dict[str, Any]) -> bool:
+            known = [each["events"]["num_entries"] for each in state["workers"]]
+            is_running = any(each["num_running"] for each in state["workers"])
+            return not is_running and known == [num_held(worker.url) for worker in self.workers]
+
+        self.until(is_told)
+
+
+def num_held(url: str) -> int:
+    """Blocks and states of an idle server, once all of them are published."""
+    give_up_s = time.monotonic() + 60
+    while told_by(url)["num_waiting"]:
+        assert time.monotonic() < give_up_s, "it publishes nothing"
+        time.sleep(0.05)
+    with listener(url) as heard:
+        return sum(map(len, heard.held_by(heard.settle())))
 
 
 def arguments(workers: Sequence[str], model: Path, port: int, *more: str) -> list[str]:

@@ -60,6 +60,11 @@ def ask(url: str, prompt: list[int], max_new_tokens: int = 16, **fields: Any) ->
     return answer if isinstance(answer, list) else [answer]
 
 
+def flush(server: ServerProcess) -> None:
+    """A state of little worth takes no slot of one that is worth more, and the tests above left many."""
+    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+
+
 def num_cached(answer: dict[str, Any]) -> int:
     cached: int = answer["meta_info"]["cached_tokens"]
     return cached
@@ -96,6 +101,7 @@ def test_requests_that_ask_for_checkpoints_answer_so_too_when_they_are_retracted
 
 
 def test_a_session_may_ask_for_checkpoints_by_position_in_all_of_it(server: ServerProcess) -> None:
+    flush(server)
     opened = httpx.post(f"{server.url}/open_session", json={"capacity_of_str_len": 4000}, timeout=60.0)
     opened.raise_for_status()
     session = {"id": opened.json()}
@@ -109,14 +115,14 @@ def test_a_session_may_ask_for_checkpoints_by_position_in_all_of_it(server: Serv
 
 
 def test_salts_and_adapters_share_no_prefix(server: ServerProcess) -> None:
-    # A state for the next turn takes no slot of one that is worth more, and the tests above left many.
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    flush(server)
     prompt = random_tokens(1100, 120)
     for names in ({"cache_salt": "a"}, {"cache_salt": "b"}, {"extra_key": "a"}, {}):
         assert [num_cached(ask(server.url, prompt, **names)[0]) for _ in range(2)] == [0, 119]
 
 
 def test_samples_of_one_prompt_share_it(server: ServerProcess) -> None:
+    flush(server)
     prompt = random_tokens(1200, 140)
     (alone,) = ask(server.url, prompt)
     samples = ask(server.url, prompt, sampling_params={"n": 3})
@@ -127,7 +133,7 @@ def test_samples_of_one_prompt_share_it(server: ServerProcess) -> None:
 
 def test_a_prompt_in_many_chunks_leaves_its_own_states_only(server: ServerProcess) -> None:
     """Chunks of 128: the branch point and the end are hit, no chunk's end is."""
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    flush(server)
     trunk = random_tokens(1300, 600)
     assert num_cached(ask(server.url, trunk)[0]) == 0
     assert num_cached(ask(server.url, trunk)[0]) == 599
@@ -136,6 +142,7 @@ def test_a_prompt_in_many_chunks_leaves_its_own_states_only(server: ServerProces
 
 
 def test_a_session_goes_on_from_its_last_turn(server: ServerProcess) -> None:
+    flush(server)
     opened = httpx.post(f"{server.url}/open_session", json={"capacity_of_str_len": 4000}, timeout=60.0)
     opened.raise_for_status()
     session = {"id": opened.json()}
@@ -145,7 +152,7 @@ def test_a_session_goes_on_from_its_last_turn(server: ServerProcess) -> None:
     (following,) = ask(server.url, more, session_params={**session, "rid": turn["meta_info"]["id"]})
     whole = first + list(turn["output_ids"]) + more
     assert num_cached(following) >= len(first) + len(turn["output_ids"]) - 1
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    flush(server)
     assert ask(server.url, whole)[0]["output_ids"] == following["output_ids"]
 
 

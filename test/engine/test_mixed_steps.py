@@ -7,9 +7,11 @@ log-probabilities, so tokens are compared.
 """
 
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -61,6 +63,24 @@ def ask(url: str, prompt: list[int], max_new_tokens: int) -> tuple[list[int], in
     return answer["output_ids"], answer["meta_info"]["cached_tokens"]
 
 
+@contextmanager
+def decoding(url: str) -> Iterator[None]:
+    """A request that is decoded all the while, and again as soon as it has ended: no prefill is without company."""
+    is_over, prompt = threading.Event(), random_tokens(1999, 20)
+
+    def keep_on() -> None:
+        while not is_over.is_set():
+            ask(url, prompt, 400)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(keep_on)
+        try:
+            yield
+        finally:
+            is_over.set()
+    asking.result()
+
+
 def wrong_answers(url: str) -> tuple[list[int], int]:
     """Which of `prompts` are answered wrongly when they come one after the other, and the tokens that were reused."""
     asked = prompts()
@@ -69,7 +89,7 @@ def wrong_answers(url: str) -> tuple[list[int], int]:
         time.sleep(0.05 * number)
         return ask(url, asked[number], 40 + number)
 
-    with ThreadPoolExecutor(6) as pool:
+    with decoding(url), ThreadPoolExecutor(6) as pool:
         together = [*pool.map(late, range(NUM_REQUESTS)), *pool.map(late, range(NUM_REQUESTS))]
     wrong = []
     for number in range(NUM_REQUESTS):

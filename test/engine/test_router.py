@@ -149,7 +149,8 @@ def test_a_client_that_leaves_has_its_request_aborted_on_the_worker(router: Rout
             for worker in router.workers
         )
 
-    body = {"text": "endless " + SESSION, "sampling_params": greedy(2000), "stream": True}
+    # More than it could answer until it is given up.
+    body = {"text": "endless " + SESSION, "sampling_params": greedy(7000), "stream": True}
     with httpx.stream("POST", f"{router.url}/generate", json=body, timeout=120.0, trust_env=False) as answer:
         # A generator that is let go of closes the stream.
         lines = answer.iter_lines()

@@ -34,7 +34,11 @@ def test_it_draws_without_a_complaint_and_without_a_request(page: Visit, html: P
 def test_a_complaint_would_be_seen(page: Visit) -> None:
     """The control of the listeners."""
     page.page.evaluate("console.error('wrong'); setTimeout(() => { throw new Error('thrown'); })")
-    page.page.wait_for_timeout(50)
+    # Playwright hands over what it heard while it waits.
+    for _ in range(600):
+        if len(page.complaints) == 2:
+            break
+        page.page.wait_for_timeout(50)
     assert [each.split(":")[-1].strip() for each in page.complaints] == ["wrong", "thrown"]
 
 
@@ -58,7 +62,7 @@ def test_the_slider_the_buttons_and_the_arrow_keys_move_through_time(page: Visit
 
 def test_play_goes_through_the_steps_and_stops(page: Visit) -> None:
     page.page.get_by_role("button", name="Play").click()
-    page.page.wait_for_function("$('time').value === '2'", timeout=5000)
+    page.page.wait_for_function("$('time').value === '2'")
     page.page.get_by_role("button", name="Stop").click()
     step = page.step
     page.page.wait_for_timeout(600)
@@ -254,10 +258,11 @@ def test_a_page_with_a_source_shows_frames_as_they_come_until_it_is_paused(
     found = visit(server)
     found.page.wait_for_function("frames.length >= 3 && current === frames.length - 1")
     found.page.get_by_role("button", name="Pause updates").click()
-    found.page.wait_for_timeout(150)
     num_frames = found.page.evaluate("frames.length")
-    found.page.wait_for_timeout(300)
-    assert found.page.evaluate("frames.length") == num_frames
+    found.page.wait_for_timeout(500)
+    # One may have been on its way; without a pause there would be ten.
+    assert found.page.evaluate("frames.length") <= num_frames + 1
+    num_frames = found.page.evaluate("frames.length")
     found.page.evaluate("follow(0)")
     found.page.get_by_role("button", name="Resume updates").click()
     found.page.wait_for_function(f"frames.length > {num_frames}")

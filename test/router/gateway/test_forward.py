@@ -142,7 +142,8 @@ def test_a_worker_that_turns_requests_away_answers_those_that_it_took() -> None:
 def test_a_worker_that_takes_too_long_for_a_byte_is_passed_over() -> None:
     async def story() -> None:
         bad, good = two()
-        async with house(bad, good, first_byte_timeout_s=0.2) as home:
+        # Of the one that answers, a byte comes within this limit on a busy machine too.
+        async with house(bad, good, first_byte_timeout_s=3.0) as home:
             bad.fault = Fault.HANGS
             for text in until_asked(bad):
                 answer = await home.ask(text)
@@ -215,7 +216,8 @@ def test_a_stream_is_relayed_to_its_last_byte_whatever_that_is() -> None:
 def test_a_stream_that_falls_silent_ends_and_says_so() -> None:
     async def story() -> None:
         worker = StandIn("a", step_s=3600)
-        async with house(worker, first_byte_timeout_s=0.2) as home:
+        # Its first piece comes within this limit on a busy machine too.
+        async with house(worker, first_byte_timeout_s=3.0) as home:
             *sofar, last = (await home.ask("hello", stream=True)).events
             assert [json.loads(each)["text"] for each in sofar] == [right("hello")[:8]]
             assert json.loads(last)["error"]["code"] == 502

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from marconi.router.gateway.worker import Condition
 
@@ -199,14 +200,22 @@ def test_a_wish_for_a_rank_of_a_worker_that_is_down_is_not_somebody_elses() -> N
 
 
 def test_a_limit_of_requests_is_of_each_rank() -> None:
+    class Slow(Ranked):
+        async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await goes_on.wait()
+            return await super()._answer(request, body)
+
+    goes_on = asyncio.Event()
+
     async def story() -> None:
-        worker = Ranked("a", step_s=0.3)
+        worker = Slow("a")
         async with house(worker, max_requests_per_worker=1) as home:
             asking = [asyncio.create_task(home.ask(f"{number}")) for number in range(2)]
             await until(lambda: len(worker.asked) == 2)
-            assert sorted(worker.served_by) == [0, 1]
             assert (await home.ask("one more")).status == 503
+            goes_on.set()
             assert [answer.status for answer in await asyncio.gather(*asking)] == [200, 200]
+            assert sorted(worker.served_by) == [0, 1]
 
     run(story())
 
