@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from marconi import process
 
@@ -29,6 +30,12 @@ if "SGLANG_PLATFORM" not in os.environ:
         if not torch.accelerator.is_available():
             os.environ["SGLANG_PLATFORM"] = "marconi_cpu"
 
+
+# The same examples in every run, and none fails because a machine is busy. Soaks draw others.
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
 
 SHARING = {
     f"test/engine/test_{name}.py"

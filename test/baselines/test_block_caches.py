@@ -136,7 +136,7 @@ ACCESSES = st.lists(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(accesses=ACCESSES, capacity=st.integers(2, 26))
 def test_every_access_leaves_the_blocks_that_the_brute_force_twin_holds(
     name: str, accesses: list[int], capacity: int
@@ -173,7 +173,7 @@ REQUESTS = st.lists(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(drawn=REQUESTS, capacity=st.integers(2, 26))
 def test_every_request_hits_what_the_rule_says_on_the_twin(
     name: str, drawn: list[tuple[int, int, list[int], int]], capacity: int

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marconi.baselines.hindsight.bound import Limit, most_hit_tokens
@@ -94,7 +94,6 @@ memories = st.one_of(
 
 
 @given(short_texts, memories)
-@settings(deadline=None)
 def test_no_choice_of_what_to_hold_exceeds_the_bound(texts: list[str], limits: list[Limit]) -> None:
     trace = trace_of(*texts)
     assert optimum(trace, limits) <= most_hit_tokens(Reuse.of(trace), limits)

@@ -258,7 +258,7 @@ def test_sglang_reads_the_same_layers_and_state_as_transformers(loaded: Loaded) 
     assert sorted(params.shape.temporal) == sorted(state.shape[1:])
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50)
 @given(text=st.text())
 @example(text="\0\x01\x7f\r\n\t")
 @example(text="  a  . don't , n't ")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_kernel_ext.checkpoints import (
@@ -75,7 +75,6 @@ def everywhere(lengths: Sequence[int], *, with_empty: bool) -> Checkpoints:
 
 
 @pytest.mark.parametrize("name", GRIDS)
-@settings(deadline=None, derandomize=True, database=None)
 @given(lengths=batches, chunk_size=chunk_sizes)
 def test_a_row_and_the_tokens_of_the_span_are_the_state(name: str, lengths: list[int], chunk_size: int) -> None:
     grid = GRIDS[name]
@@ -95,7 +94,6 @@ def test_a_row_and_the_tokens_of_the_span_are_the_state(name: str, lengths: list
 
 
 @pytest.mark.parametrize("name", GRIDS)
-@settings(deadline=None, derandomize=True, database=None)
 @given(lengths=batches, chunk_size=chunk_sizes)
 def test_no_row_lies_nearer_to_the_position(name: str, lengths: list[int], chunk_size: int) -> None:
     """Where rows are states before chunks, the position lies behind the start of its own, unless it is the first."""
@@ -112,7 +110,6 @@ def test_no_row_lies_nearer_to_the_position(name: str, lengths: list[int], chunk
         assert spans.max_tokens <= chunk_size
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(lengths=batches, chunk_size=chunk_sizes, data=st.data())
 def test_with_snapshots_the_last_state_that_each_sequence_needs_is_one(
     lengths: list[int], chunk_size: int, data: st.DataObject
@@ -139,7 +136,6 @@ def test_with_snapshots_the_last_state_that_each_sequence_needs_is_one(
 
 
 @pytest.mark.parametrize("name", GRIDS)
-@settings(deadline=None, derandomize=True, database=None)
 @given(lengths=batches, chunk_size=chunk_sizes, data=st.data())
 def test_what_the_host_knows_is_what_the_device_holds(
     name: str, lengths: list[int], chunk_size: int, data: st.DataObject

@@ -34,7 +34,7 @@ def assert_same(step: list[Drafted], device: torch.device, *dtypes: torch.dtype)
 
 
 @given(step=steps(max_batch=5, max_nodes=20))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_step_is_the_reference_s(step: list[Drafted], device: torch.device) -> None:
     assert_same(step, device)
 

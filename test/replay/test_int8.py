@@ -62,7 +62,7 @@ def serve_all(replayed: Int8Server, drawn: list[tuple[bool, list[int], list[int]
         check_invariants(replayed.hybrid.tree)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(drawn=REQUESTS, num_live=st.integers(1, 5), num_checkpoints=st.integers(1, 6), page=st.sampled_from([1, 4]))
 def test_every_slot_of_either_kind_is_free_or_held(
     drawn: list[tuple[bool, list[int], list[int]]], num_live: int, num_checkpoints: int, page: int

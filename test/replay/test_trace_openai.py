@@ -341,7 +341,7 @@ CHATS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(chats=CHATS)
 def test_sessions_are_those_of_the_definition(tmp_path_factory: pytest.TempPathFactory, chats: list[Body]) -> None:
     assert sessions(tmp_path_factory.mktemp("log") / "log", *chats) == sessions_by_definition(chats)

@@ -83,7 +83,7 @@ def test_places_are_bounded_and_the_longest_unused_go() -> None:
     assert [first for first in range(10) if known.seen(chain(first))] == [7, 8, 9]
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     served=st.lists(
         st.tuples(

@@ -282,7 +282,7 @@ def test_tickets_of_a_worker_that_went_and_came_back_do_not_end_those_of_its_new
     assert router.num_running("a") == 0
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), routing=st.sampled_from(sorted(ROUTINGS)))
 def test_whatever_happens_to_tickets_counts_agree_and_end_at_nothing(data: st.DataObject, routing: str) -> None:
     names = ("a", "b", "c")

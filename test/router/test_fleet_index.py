@@ -28,7 +28,7 @@ def assert_same(index: FleetIndex, workers: Iterable[Worker], prompts: Prompts) 
         assert hits == {name: hit for name, hit in expected.items() if hit != Hit(0, 0)}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds)
 def test_hits_are_those_of_the_definition_after_every_event(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - made-up traffic
@@ -47,7 +47,7 @@ def test_hits_are_those_of_the_definition_after_every_event(seed: int) -> None:
             assert_same(index, workers, prompts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds)
 def test_blocks_stored_and_removed_in_runs_are_as_those_stored_and_removed_one_by_one(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - made-up traffic
@@ -92,7 +92,7 @@ def one_by_one(event: Event) -> list[Event]:
             return [event]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds)
 def test_a_worker_is_answered_for_as_before_until_its_snapshot_is_loaded(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - made-up traffic
@@ -121,7 +121,7 @@ def test_a_worker_is_answered_for_as_before_until_its_snapshot_is_loaded(seed: i
     assert_same(index, (worker, other), prompts)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seeds)
 def test_a_snapshot_that_is_given_up_leaves_everything_as_it_was(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - made-up traffic
@@ -144,7 +144,7 @@ def test_a_snapshot_that_is_given_up_leaves_everything_as_it_was(seed: int) -> N
     assert index.num_blocks == num_blocks
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds)
 def test_what_does_not_fit_is_only_missed(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - made-up traffic

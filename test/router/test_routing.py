@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marconi.fleet.command import DEFAULT_ROUTERS
@@ -65,7 +65,6 @@ def fleet(*workers: Candidate) -> list[Candidate]:
     return [each._replace(name=f"w{index}") for index, each in enumerate(workers)]
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(given_workers=workers_given, data=st.data())
 def test_a_decision_is_one_of_the_workers_whatever_their_order(
     given_workers: list[Candidate], data: st.DataObject
@@ -78,7 +77,6 @@ def test_a_decision_is_one_of_the_workers_whatever_their_order(
         assert decision.expected_ttft_s >= decision.worker.work_ahead_s
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(given_workers=workers_given, slack=st.sampled_from([1.0, 1.5, 4.0]), grace_s=st.sampled_from([0.0, 0.2]))
 def test_the_least_price_is_the_rule_in_its_header(
     given_workers: list[Candidate], slack: float, grace_s: float

@@ -18,7 +18,7 @@ CHAIN = Chain(b"", (1, 2, 3))
 HELD = (KvStored((1, 2), None, b"", BLOCK_TOKENS), StateStored(2, 8, b""))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 1 << 32))
 def test_after_any_faults_one_snapshot_makes_the_index_the_workers_truth(seed: int) -> None:
     network = Network(Random(seed))  # noqa: S311 - made-up faults
@@ -33,7 +33,7 @@ def test_after_any_faults_one_snapshot_makes_the_index_the_workers_truth(seed: i
     assert len(network.fleet.guesses) == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1 << 32), st.booleans())
 def test_what_is_requested_makes_the_index_the_workers_truth_also_where_no_snapshot_ever_comes(
     seed: int, snapshots: bool

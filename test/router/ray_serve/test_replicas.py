@@ -237,7 +237,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_whatever_order_a_host_tells_in_no_request_is_counted_twice_or_for_ever(
     steps: list[tuple[str, str, str]],
