@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("sglang", reason="SGLang is not installed: pip install '.[server]'")
@@ -90,34 +90,49 @@ def agree(pair: tuple[TokenizingReader, Worker], route: str, body: dict[str, Any
     return reading.question is None, reading.question is not None
 
 
-def hold(pair: tuple[TokenizingReader, Worker], route: str, requests: st.SearchStrategy[dict[str, Any]]) -> list[int]:
-    """Compare both for many bodies; the number that was known here, and that a worker was asked for."""
+MOST_ROUNDS = 10
+ENOUGH = 5
+"""Bodies of a kind that have to be among those that are drawn, or none is."""
+
+
+def hold(
+    pair: tuple[TokenizingReader, Worker],
+    route: str,
+    requests: st.SearchStrategy[dict[str, Any]],
+    is_enough: Callable[[int, int], bool],
+) -> None:
+    """Compare both for many bodies, until so many were known here, and asked of a worker, that `is_enough`."""
     nums = [0, 0]
 
-    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(requests)
     def check(body: dict[str, Any]) -> None:
         for index, is_so in enumerate(agree(pair, route, body)):
             nums[index] += is_so
 
-    check()
-    return nums
+    # What is drawn depends on the modules that are loaded, whose constants Hypothesis tries as well.
+    for number in range(MOST_ROUNDS):
+        seed(number)(settings(max_examples=60, suppress_health_check=list(HealthCheck))(given(requests)(check)))()
+        if is_enough(*nums):
+            return
+    raise AssertionError(f"{nums} were known here and asked of a worker: too few, or too many")
 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("requests", REQUESTS)
 def test_ids_are_the_workers_for_what_clients_send(pairs: Pairs, name: str, requests: str) -> None:
+    """Lists of ids are known in any case."""
     route, strategy = REQUESTS[requests]
-    num_known, num_asked = hold(pairs[name], route, strategy)
-    assert (num_known >= 5) == (route != CHAT or bool(KINDS[name])), "lists of ids are known in any case"
-    assert (num_asked >= 5) == (route == CHAT or not KINDS[name])
+    are_known, are_asked = route != CHAT or bool(KINDS[name]), route == CHAT or not KINDS[name]
+    hold(
+        *(pairs[name], route, strategy),
+        lambda num_known, num_asked: (num_known >= ENOUGH, num_asked >= ENOUGH) == (are_known, are_asked),
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("requests", REQUESTS)
 def test_ids_are_the_workers_for_what_no_client_should_send(pairs: Pairs, name: str, requests: str) -> None:
     route, strategy = REQUESTS[requests]
-    assert sum(hold(pairs[name], route, bodies.twisted(strategy))) >= 5
+    hold(pairs[name], route, bodies.twisted(strategy), lambda *nums: sum(nums) >= ENOUGH)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -205,8 +220,7 @@ def test_the_comparison_finds_a_router_that_does_not_ask(made: dict[str, Path], 
 def test_a_model_that_also_sees_has_the_same_ids(made: dict[str, Path], pairs: Pairs) -> None:
     folder = made["qwen"]
     worker = Worker(folder, json.loads((folder / "config.json").read_text()), is_multimodal=True)
-    num_known, num_asked = hold((pairs["qwen"][0], worker), CHAT, bodies.CHATS)
-    assert min(num_known, num_asked) >= 5
+    hold((pairs["qwen"][0], worker), CHAT, bodies.CHATS, lambda *nums: min(nums) >= ENOUGH)
 
 
 def test_a_template_of_a_flag_is_the_workers(made: dict[str, Path], tmp_path: Path) -> None:
@@ -223,8 +237,6 @@ def test_default_variables_of_a_flag_are_the_workers(made: dict[str, Path], sgla
     defaults = {"enable_thinking": False, "date_string": "a day"}
     publish(made["tiny gdn"], default_chat_template_kwargs=defaults)
     for name in ("qwen", "llama"):
-        known, _ = hold(joined(made[name], made[name], template_defaults=defaults), CHAT, bodies.CHATS)
-        assert known >= 5
-        known, asked = hold(joined(made[name], made[name]), CHAT, bodies.CHATS)
-        assert known == 0
-        assert asked >= 5
+        as_flagged = joined(made[name], made[name], template_defaults=defaults)
+        hold(as_flagged, CHAT, bodies.CHATS, lambda known, _: known >= ENOUGH)
+        hold(joined(made[name], made[name]), CHAT, bodies.CHATS, lambda known, asked: known == 0 and asked >= ENOUGH)
