@@ -33,6 +33,7 @@ from .processes import free_ports
 pytestmark = pytest.mark.slow
 
 POOLS = ("--max-total-tokens", "1600", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
+POOLS += ("--marconi-time", "requests")
 NAMES = ((None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant"))
 
 

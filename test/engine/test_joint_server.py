@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 POOL = (
     *("--enable-unified-memory", "--max-total-tokens", "1200", "--max-mamba-cache-size", "16"),
-    *("--max-running-requests", "3", "--chunked-prefill-size", "256"),
+    *("--max-running-requests", "3", "--chunked-prefill-size", "256", "--marconi-time", "requests"),
 )
 LAUNCHES = (
     Launch("joint", "gdn", (*MARCONI, *POOL, "--enable-metrics")),
