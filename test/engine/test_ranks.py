@@ -77,7 +77,7 @@ def test_two_ranks_decide_alike_under_pressure(choice: PolicyChoice, memory: Div
 @pytest.mark.parametrize("strategy", [*Strategy], ids=str)
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
 def test_four_ranks_decide_alike_for_longer(choice: PolicyChoice, strategy: Strategy) -> None:
-    ranks(4, choice, strategy=strategy, num_requests=4 * NUM_REQUESTS).run()
+    ranks(4, choice, strategy=strategy, num_requests=2 * NUM_REQUESTS).run()
 
 
 def test_only_the_first_rank_times_prefills_and_reports() -> None:
