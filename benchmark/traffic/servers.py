@@ -95,12 +95,6 @@ CHUNK_TOKENS = 8_192
 
 COMMON_ARGS = (
     *("--enable-cache-report", "--random-seed", "0", "--log-level", "warning"),
-    *(
-        "--chunked-prefill-size",
-        str(CHUNK_TOKENS),
-        "--stream-interval",
-        "64",
-        "--chat-template",
-        str(REASONING_TEMPLATE),
-    ),
+    *("--chunked-prefill-size", str(CHUNK_TOKENS), "--stream-interval", "64"),
+    *("--chat-template", str(REASONING_TEMPLATE)),
 )

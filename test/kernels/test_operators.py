@@ -30,9 +30,11 @@ def test_prefill_is_the_recurrence(tokens: Make, length: int, dtype: torch.dtype
 
 def test_a_scale_that_is_not_given_is_that_of_the_keys(tokens: Make) -> None:
     given = tokens(8)
-    if isinstance(given, DeltaTokens):
-        by_keys = SHAPE[3] ** -0.5
-        assert torch.equal(given.prefill((8,), scale=None).outputs, given.prefill((8,), scale=by_keys).outputs)
+    if not isinstance(given, DeltaTokens):
+        pytest.skip("it has no scale")
+    by_keys = given.prefill((8,), scale=SHAPE[3] ** -0.5).outputs
+    assert torch.equal(given.prefill((8,), scale=None).outputs, by_keys)
+    assert not torch.equal(given.prefill((8,)).outputs, by_keys), "the scale that is given is another"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
