@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from marconi.demo.server_process import ServerProcess
-from marconi.engine.explain import EXPLAIN, MAX_LATEST, Explained, Explanations, require_wish, uncached
+from marconi.engine.explain import EXPLAIN, MAX_LATEST, OFF, Explained, Explanations, require_wish, uncached
 from marconi.engine.hints import KEY
 from marconi.engine.moments import Steps
 from marconi.engine.streams import around_stream, note_explained
@@ -20,7 +21,7 @@ from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.misses import Cause, Explanation, Miss
 
 from .client import random_tokens
-from .conftest import STANDARD
+from .conftest import STANDARD, StartServer
 from .scenarios import EXTRA_BUFFER
 
 LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER],)
@@ -180,6 +181,31 @@ def test_the_latest_requests_are_listed_newest_first_and_the_counts_add_up(serve
     missed = {cause: num for cause, num in status["num_missed_tokens"].items() if cause != "uncached"}
     assert sum(missed.values()) == status["num_prompt_tokens"] - status["num_hit_tokens"]
     assert set(missed) | {"uncached"} == set(Cause) == set(status["missed_s"])
+
+
+@pytest.mark.slow
+def test_a_server_that_explains_nothing_says_so_and_hits_the_same(
+    server: ServerProcess, models: dict[str, Path], start_server: StartServer
+) -> None:
+    silent = start_server(models["gdn"], (*STANDARD["gdn", EXTRA_BUFFER].args, "--marconi-explain", "off"))
+    prompt, hits = random_tokens(560, 300), {}
+    for url in (server.url, silent.url):
+        assert httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+        answers = [answer(url, prompt, custom={KEY: [299]}), answer(url, prompt)]
+        answer(url, [*prompt[:200], *random_tokens(561, 100)], custom={KEY: [200]})
+        answers.append(answer(url, [*prompt[:200], *random_tokens(562, 50)]))
+        hits[url] = [meta["cached_tokens"] for meta in answers]
+        lines = {meta[EXPLAIN]["line"] for meta in answers}
+        assert (lines == {OFF}) == (url == silent.url)
+    assert hits[silent.url] == hits[server.url] == [0, 299, 200]
+    latest = httpx.get(f"{silent.url}/marconi/requests", timeout=60.0)
+    assert (latest.status_code, latest.json()) == (404, {"error": OFF})
+    (rank,) = httpx.get(f"{silent.url}/marconi", timeout=60.0).json()["ranks"]
+    assert (rank["explain"], rank["num_missed_tokens"], rank["missed_s"]) == ("off", None, None)
+    exported = [httpx.get(f"{each.url}/metrics", timeout=60.0).text for each in (server, silent)]
+    assert ["cause=" in each for each in exported] == [True, False], (
+        "a series of zeros would say that nothing is missed"
+    )
 
 
 def test_seconds_by_cause_add_up_to_the_prefill_that_was_learned() -> None:

@@ -203,16 +203,29 @@ def test_the_bytes_of_a_checkpoint_are_the_pools(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("num_slots", "max_running", "expected"),
     [
-        (100, None, Division(44, 168 - 1)),  # 20 would run, with 2 slots each and 4 to spare.
-        (100, 8, Division(20, 240 - 1)),
-        (2, None, Division(1, 2)),
-        (6, 100, Division(5, 2)),
+        (100, None, Division(44, 168 - 1, num_exact=80)),  # 20 would run, with 2 slots each and 4 to spare.
+        (100, 8, Division(20, 240 - 1, num_exact=92)),
+        (2, None, Division(1, 2, num_exact=1)),
+        (6, 100, Division(4, 5, num_exact=5)),  # A third of the slots, at most, is spare.
     ],
 )
 def test_requests_get_what_they_hold_and_checkpoints_the_rest(
     num_slots: int, max_running: int | None, expected: Division
 ) -> None:
     assert divide(num_slots, PerRequest(5, 1), max_running, 3000, 1000) == expected
+
+
+@pytest.mark.parametrize(("state_bytes", "least_slots"), [(3700, 5), (1900, 27)])
+def test_a_division_that_keeps_no_more_states_than_full_precision_is_warned_of(
+    state_bytes: int, least_slots: int
+) -> None:
+    """States in float32 gain from few slots on, those in bfloat16, of which int8 saves half, from 27."""
+    warnings = {num: divide(num, PerRequest(5, 1), None, state_bytes, 1000).warning for num in range(4, 60)}
+    assert warnings[least_slots - 1] is not None
+    assert [num for num, warning in warnings.items() if warning is not None and num >= least_slots] == []
+    assert str(warnings[4]).endswith(
+        "where full precision would keep 3: leave it out, or give states more memory (--mamba-full-memory-ratio)"
+    )
 
 
 # Refusals

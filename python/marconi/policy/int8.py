@@ -1,8 +1,8 @@
 """Memory for states, divided between requests and checkpoints in int8.
 
     bytes          (N + 1) S, what SGLang would give N slots of full precision; one slot of a pool is padding
-    live slots     A = R (held + 1) + 4, of S bytes each: what R running requests hold, and for each of them, and four
-                   more, a slot in which a prefill leaves a state until it is rounded
+    live slots     A = R (held + 1) + min(4, N / 3), of S bytes each: what R running requests hold, and for each of
+                   them, and up to four more, a slot in which a prefill leaves a state until it is rounded
     checkpoints    C = (N - A) S / s, of s bytes each
 
 SGLang itself adds a pool of 2 N checkpoints to its N slots, in memory that it does not count. Where
@@ -20,8 +20,10 @@ from typing import Final
 
 RUNNING_SLOTS: Final = 3
 """State slots for each running request that SGLang counts on beside those that track."""
-NUM_SPARE: Final = 4
+MAX_SPARE: Final = 4
 """Slots for states of a prefill, beside one for each running request."""
+SLOTS_A_SPARE: Final = 3
+"""Slots in all for each that is spare: where there are few, checkpoints are worth more."""
 _PADDING: Final = 1
 
 
@@ -31,6 +33,18 @@ class Division:
 
     num_live: int
     num_checkpoints: int
+    num_exact: int
+    """States that the same slots would keep in full precision while as many requests run."""
+
+    @property
+    def warning(self) -> str | None:
+        """What is lost, and what would be right, where there are no more checkpoints than states in full precision."""
+        if self.num_checkpoints > self.num_exact:
+            return None
+        return (
+            f"--enable-int8-mamba-checkpoint keeps {self.num_checkpoints} states, where full precision would keep "
+            f"{self.num_exact}: leave it out, or give states more memory (--mamba-full-memory-ratio)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,8 @@ def divide(
     num_running = max(1, num_slots // per_request.num_counted)
     if max_running is not None:
         num_running = min(num_running, max(1, max_running))
-    num_live = max(1, min(num_running * per_request.num_live + NUM_SPARE, num_slots - 1))
+    num_spare = min(MAX_SPARE, num_slots // SLOTS_A_SPARE)
+    num_live = max(1, min(num_running * per_request.num_live + num_spare, num_slots - 1))
     rest_bytes = (num_slots - num_live) * state_bytes
-    return Division(num_live, max(1, rest_bytes // checkpoint_bytes - _PADDING))
+    num_exact = num_slots - num_running * per_request.num_held
+    return Division(num_live, max(1, rest_bytes // checkpoint_bytes - _PADDING), num_exact)

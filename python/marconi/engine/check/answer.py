@@ -152,6 +152,8 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
             against = list(_against_room(asked_for, request))
             reasons += against
             is_short = not against and any(_against_room(pools, request))
+            if pools.warning is not None:
+                notes.append(pools.warning)
     found = Answer(
         model_path=line.model_path,
         given=line.given,

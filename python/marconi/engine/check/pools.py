@@ -70,6 +70,8 @@ class Pools:
     """Requests that may run at once, as far as states allow."""
     num_checkpoints: int | None = None
     """Slots for checkpoints in int8; None without, and where it is not known."""
+    warning: str | None = None
+    """What is wrong with the division; None if nothing is."""
 
 
 def pools_of(
@@ -92,7 +94,7 @@ def pools_of(
     num_tracking_slots = 0 if request.lends_tracking_slots else request.num_tracking_slots
     num_working_slots = 1 + num_tracking_slots
     num_slots_per_running = RUNNING_SLOTS + num_tracking_slots
-    num_checkpoints = request.num_checkpoints
+    num_checkpoints, warning = request.num_checkpoints, None
     if request.has_checkpoints:
         num_slots_per_running = RUNNING_SLOTS + request.num_tracking_slots
     if request.has_checkpoints and num_checkpoints is None and num_slots is not None and num_slots > 1:
@@ -100,6 +102,7 @@ def pools_of(
         divided = divide(num_slots, per_request, request.max_running, state_bytes, checkpoint_bytes)
         num_slots = num_divided = divided.num_live
         num_checkpoints, num_slots_per_running = divided.num_checkpoints, per_request.num_live
+        warning = divided.warning
     return Pools(
         num_slots=num_slots,
         num_tokens=num_tokens,
@@ -110,4 +113,5 @@ def pools_of(
         num_slots_per_running=num_slots_per_running,
         max_running=None if num_divided is None else num_divided // num_slots_per_running,
         num_checkpoints=num_checkpoints,
+        warning=warning,
     )

@@ -1,10 +1,13 @@
 """The sizes of a server's pools with checkpoints in int8, by SGLang's arguments and parameters (`policy/int8.py`)."""
 
+import logging
 from typing import Any
 
 from marconi.engine.flags import BACKEND
 from marconi.engine.running import tracking_of
 from marconi.policy.int8 import RUNNING_SLOTS, PerRequest, divide
+
+logger = logging.getLogger(__name__)
 
 
 def is_ours(server_args: Any) -> bool:
@@ -56,6 +59,8 @@ def after_handle_max_mamba_cache(rest: float, configurator: Any, _total: float) 
         divided = divide(
             schedule.max_mamba_cache_size, _per_request(configurator), max_running, state_bytes, checkpoint_bytes
         )
+        if divided.warning is not None:
+            logger.warning(divided.warning)
         get_context().override(
             "marconi.int8_checkpoints",
             max_mamba_cache_size=divided.num_live,
