@@ -195,7 +195,8 @@ def twice(scenario: Scenario, url: str) -> list[Exchange]:
     ("launch", "fault"),
     [
         *(pytest.param(LAUNCHES[0], fault, id=f"plain-{fault}") for fault in ("reused", "unlocked", "unwaited")),
-        pytest.param(DRAFTING[0], "unwaited", id="drafting-unwaited"),
+        pytest.param(LAUNCHES[2], "unwaited", id="ranks-unwaited"),
+        *(pytest.param(each, "unwaited", id=f"{each.name}-unwaited") for each in DRAFTING[:2]),
     ],
 )
 def test_negative_control_a_broken_tier_turns_answers_red(
