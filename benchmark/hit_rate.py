@@ -1,4 +1,4 @@
-"""Token hit rates side by side: `best` and `marconi` against every peer, and how much of the gap to hindsight closes.
+"""Token hit rates side by side: `best` and `marconi` against every peer, and how much of the gap to the bound closes.
 
 Workloads: the coding-agent trace with sessions starting at 0.005 and 0.02 a second (shared system prompts identified),
 and both Mooncake traces; profiles Qwen3-Next-80B-A3B and Nemotron-H-8B; memory at 0.02, 0.05, 0.1 and 0.2 of what an
@@ -6,17 +6,18 @@ unbounded cache holds at the end. Half of each trace was for tuning, the other h
 
     python benchmark/hit_rate.py FOLDER_OF_TRACES [--half tuning,reporting] [--jobs N] [--json FILE]
     python benchmark/hit_rate.py --generated [--jobs N] [--json FILE]   `marconi` and `best` beside `lru-joint`
-    python benchmark/hit_rate.py --page docs/hit-rate.md FILE...        the page, from files written by --json
+    python benchmark/hit_rate.py --page docs/hit-rate.md FILE...        the page's tables, from files written by --json
 
 With `--generated` the workloads are the presets of `marconi.replay.trace` and chats of tool calls under one policy
 text, 200 sessions of each, with two seeds and memory up to half of the unbounded cache: no folder is needed.
 
 What is asked of each point, a difference of `TIE` being none:
 
-    best recomputes no more than any peer or static alpha; marconi no more than lru-joint
-    best closes, in the mean over all points with a gap, a third of that between lru-joint and belady
+    best recomputes no more than any peer; marconi no more than lru-joint; nothing hits more than the bound
+    best closes, in the mean over all points with a gap, a third of that between lru-joint and the bound of its memory
 
-Exit status 1 if any of it fails, 2 for bad input.
+The bound (`marconi.baselines.hindsight.bound`) is of one pool with the same bytes, which no division exceeds. Exit
+status 1 if any of it fails, 2 for bad input.
 """
 
 import argparse
@@ -35,20 +36,21 @@ from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import parse_list
 from marconi.policy.request import Trace
+from marconi.replay.bound import bounds_of
 from marconi.replay.grid import cells, num_replays, run_cells
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
-from marconi.replay.result import PolicyResult
+from marconi.replay.result import Bounds, PolicyResult
 from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import PRESETS, Demand, Half, ReadOptions, generate, preset, read
 from marconi.replay.trace.workload import Skewed, SystemPrompts
 
 MODELS = ("qwen3-next-80b-a3b", "nemotron-h-8b")
 FRACTIONS = (0.02, 0.05, 0.1, 0.2)
-PEERS = ("lru", "lru@judicious", "lru-joint", "seglen", "coverage", "marconi", "static-oracle")
-POLICIES = (*PEERS, "belady", "best")
-ORACLE = "static-oracle"
-"""21 replays, where each of the others is one."""
+PEERS = ("lru", "lru@judicious", "lru-joint", "seglen", "coverage", "marconi")
+POLICIES = (*PEERS, "best")
+BOUND = "bound"
+COLUMNS = (*POLICIES, BOUND)
 TIE = 0.002
 GOAL = 1 / 3
 
@@ -105,22 +107,22 @@ class Point:
     fraction: float
     memory_bytes: int
     hit_rate: dict[str, float]
-    chosen: dict[str, str]
+    """By policy, and of the bound."""
 
     @property
     def gap(self) -> float:
-        """From lru-joint to belady, as a hit rate."""
-        return self.hit_rate["belady"] - self.hit_rate["lru-joint"]
+        """From lru-joint to the bound, as a hit rate."""
+        return self.hit_rate[BOUND] - self.hit_rate["lru-joint"]
 
     @property
     def gain(self) -> float:
-        """From lru-joint to best; above the gap where admission finds what belady's does not."""
+        """From lru-joint to best."""
         return self.hit_rate["best"] - self.hit_rate["lru-joint"]
 
     @property
     def gap_closed(self) -> float | None:
-        """The gain as a share of the gap; None where the gap is a tie, or belady was not asked."""
-        return self.gain / self.gap if "belady" in self.hit_rate and self.gap > TIE else None
+        """The gain as a share of the gap; None where the gap is a tie."""
+        return self.gain / self.gap if self.gap > TIE else None
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -129,6 +131,7 @@ class Point:
         lost = [f"best < {peer}" for peer in PEERS if best < self.hit_rate.get(peer, 0.0) - TIE]
         if marconi < self.hit_rate["lru-joint"] - TIE:
             lost.append("marconi < lru-joint")
+        lost += [f"{policy} > bound" for policy, rate in self.hit_rate.items() if rate > self.hit_rate[BOUND]]
         return tuple(lost)
 
     def rate_of(self, policy: str) -> str:
@@ -141,9 +144,9 @@ class Point:
         return {**fields, "gap_closed": self.gap_closed, "failures": list(self.failures)}
 
 
-def measure(folder: Path, half: Half, workload: Workload, policies: Sequence[str], num_processes: int) -> list[Point]:
+def measure(folder: Path, half: Half, workload: Workload, num_processes: int) -> list[Point]:
     """Every point of a workload."""
-    grid = Grid(half.value, workload.name, FRACTIONS, policies)
+    grid = Grid(half.value, workload.name, FRACTIONS, POLICIES)
     return grid.points(workload.read(folder, half), num_processes)
 
 
@@ -181,21 +184,28 @@ class Grid:
         title = f"{self.half} {self.workload} {name}"
         with metered(title, num_replays(grid) * len(trace.requests)) as meter:
             runs = run_cells(inputs, grid, num_processes, meter.advance)
+        by_memory = [
+            dict(zip(policies, runs[index * len(policies) :], strict=False)) for index in range(len(self.fractions))
+        ]
+        bounds = bounds_of(inputs, [of_memory["best"] for of_memory in by_memory], num_processes)
         return [
-            self._point(name, fraction, dict(zip(policies, runs[index * len(policies) :], strict=False)))
-            for index, fraction in enumerate(self.fractions)
+            self._point(name, fraction, of_memory, bounds)
+            for fraction, of_memory in zip(self.fractions, by_memory, strict=True)
         ]
 
-    def _point(self, model: str, fraction: float, runs: Mapping[str, PolicyResult]) -> Point:
+    def _point(self, model: str, fraction: float, runs: Mapping[str, PolicyResult], bounds: Bounds) -> Point:
         """The point that `runs`, by policy, make."""
+        best = runs["best"]
+        assert best.mamba_full_memory_ratio is None, "a bound of one pool is one of every division"
+        bound = bounds.hit_rate(best)
+        assert bound is not None
         return Point(
             half=self.half,
             workload=self.workload,
             model=model,
             fraction=fraction,
-            memory_bytes=runs["best"].memory_bytes,
-            hit_rate={policy: run.token_hit_rate for policy, run in runs.items()},
-            chosen={policy: run.chosen for policy, run in runs.items() if run.chosen is not None},
+            memory_bytes=best.memory_bytes,
+            hit_rate={policy: run.token_hit_rate for policy, run in runs.items()} | {BOUND: bound},
         )
 
 
@@ -219,50 +229,34 @@ def render(points: Sequence[Point]) -> Table:
     half = points[0].half
     title = f"token hit rate in %, {half} half; gap closed {100 * mean_gap_closed(points):.0f} %"
     table = Table("workload", "model", "memory", box=SIMPLE, title=title)
-    for policy in POLICIES:
-        table.add_column(policy, justify="right")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
     table.add_column("gap closed", justify="right")
     table.add_column("fails")
     for point in points:
-        rates = map(point.rate_of, POLICIES)
+        rates = map(point.rate_of, COLUMNS)
         cells_of_line = (point.workload, point.model, f"{point.fraction:g}x", *rates, _share(point))
         table.add_row(*cells_of_line, ", ".join(point.failures))
     return table
 
 
-def page(documents: Sequence[dict[str, Any]]) -> str:
-    """The Markdown page of results written earlier; the half for the report comes first."""
+def page(text: str, documents: Sequence[dict[str, Any]]) -> str:
+    """`text`, a page, with what stands under `HEADING` of each half that was measured made anew; all else stays."""
     points = [Point(**{name: point[name] for name in Point.__slots__}) for d in documents for point in d["points"]]
-    parts = [PAGE_TOP]
     for half in (Half.REPORTING, Half.TUNING):
         of_half = [point for point in points if point.half == half]
-        if of_half:
-            parts += ["", f"## The {half.value} half", "", *_lines(of_half)]
-    return "\n".join(parts) + "\n"
+        heading = HEADING.format(half=half.value)
+        if not of_half:
+            continue
+        before, found, rest = text.partition(heading)
+        if not found:
+            raise ValueError(f"the page must have a line {heading.strip()!r}")
+        _, next_heading, after = rest.partition("\n## ")
+        text = before + "\n".join([heading, *_lines(of_half)]) + "\n" + next_heading + after
+    return text
 
 
-PAGE_TOP = """# Hit rates against every peer
-
-Token hit rate in %, by `benchmark/hit_rate.py` (`make bench BENCH=hit-rate ARGS=FOLDER_OF_TRACES`): serial replay, seed
-0, shared system prompts of coding-agent identified. Each policy serves as a server does: a request takes KV and slots
-as it runs, and leaves states where a server would. Memory is in shares of what an unbounded cache with judicious
-admission holds at the end. `static-oracle` is the best of 21 alphas in hindsight, for each point anew. `lru` is stock
-SGLang's two pools with its own admission, `lru@judicious` the same with Marconi's.
-
-`best` and the alpha of `marconi` were settled on half of the coding-agent sessions and the earlier half of each
-Mooncake trace; the other halves are the report. A limit of the Mooncake figures: early versions of both rules were
-tried on the whole of these traces.
-
-*Gap closed* is the way from `lru-joint` to `belady` that `best` goes. It can exceed 100 %: `best` also admits guards,
-states that are not there for `belady` to keep; in the mean a point counts for 100 % at most, and one whose gap is a tie
-(0.2 points) not at all.
-
-Where `best` fails it is on the later half of mooncake-synthetic. Its working set is twice the memory, and contexts of
-about 18,000 tokens come back after 39 s in the median: a rule that favours length (`seglen`, or FLOP efficiency with an
-alpha from hindsight) keeps more of what returns. Some 2,000 requests are too few to learn that while serving: a hedge
-by regret (LeCaR, HotStorage 2018) and one by shadow caches were tried on the tuning halves, and either misled or
-switched too late. The rise of the forecast's index before a use is due was settled on the tuning halves and on made-up
-loops, and the reporting half was looked at once for it."""
+HEADING = "## The {half} half\n"
 
 
 def _lines(points: Sequence[Point]) -> list[str]:
@@ -272,11 +266,11 @@ def _lines(points: Sequence[Point]) -> list[str]:
         f"Gap closed in the mean: **{closed}** ({pooled} of all gaps together). "
         + ("The bars are missed at: " + "; ".join(failures) + "." if failures else "Every bar is met."),
         "",
-        "| workload | model | memory | " + " | ".join(POLICIES) + " | gap closed |",
-        "|---|---|---|" + "---:|" * (len(POLICIES) + 1),
+        "| workload | model | memory | " + " | ".join(COLUMNS) + " | gap closed |",
+        "|---|---|---|" + "---:|" * (len(COLUMNS) + 1),
     ]
     for point in points:
-        rates = " | ".join(map(point.rate_of, POLICIES))
+        rates = " | ".join(map(point.rate_of, COLUMNS))
         place = f"{point.workload} | {point.model} | {point.fraction:g}"
         lines.append(f"| {place} | {rates} | {_share(point)} |")
     return lines
@@ -297,9 +291,8 @@ def _of_traces(args: argparse.Namespace) -> dict[str, list[Point]]:
         raise ValueError(f"FOLDER must be one folder with the traces, got {len(args.folder)}")
     (folder,) = args.folder
     chosen = workloads_in(folder, args.workload)
-    policies = [policy for policy in POLICIES if policy != ORACLE or not args.no_oracle]
     return {
-        half.value: [point for workload in chosen for point in measure(folder, half, workload, policies, args.jobs)]
+        half.value: [point for workload in chosen for point in measure(folder, half, workload, args.jobs)]
         for half in (Half(name) for name in args.half.split(","))
     }
 
@@ -309,17 +302,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Token hit rates side by side.")
     parser.add_argument("folder", type=Path, nargs="*", metavar="FOLDER", help="with the traces")
     parser.add_argument("--generated", action="store_true", help="generated workloads, without a folder")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page from result files, measure nothing")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write its tables from result files, measure nothing")
     parser.add_argument("--half", default="tuning,reporting", metavar="LIST", help="default: tuning,reporting")
     parser.add_argument("--workload", default="", metavar="LIST", help="part of a name; default: all")
-    parser.add_argument("--no-oracle", action="store_true", help=f"leave out {ORACLE}, most of the time")
     parser.add_argument("--jobs", type=int, default=num_usable_cores(), metavar="N", help="default: one a core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every point there")
     args = parser.parse_args(argv)
-    if args.page is not None:
-        args.page.write_text(page([json.loads(each.read_text(encoding="utf-8")) for each in args.folder]), "utf-8")
-        return 0
     try:
+        if args.page is not None:
+            documents = [json.loads(each.read_text(encoding="utf-8")) for each in args.folder]
+            args.page.write_text(page(args.page.read_text(encoding="utf-8"), documents), encoding="utf-8")
+            return 0
         by_half = {"generated": measure_generated(args.jobs)} if args.generated else _of_traces(args)
     except (ValueError, OSError) as error:
         print(f"hit_rate.py: error: {error}", file=sys.stderr)
