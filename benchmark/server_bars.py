@@ -7,8 +7,7 @@ the reporting half is served one request after the other by
     equal      this project's, in the same two pools: as many KV tokens and as many slots
     planned    this project's, in as many bytes, as `marconi plan` advises for the *tuning* half: divided at a ratio, or
                in one pool (`--enable-unified-memory`)
-    bound      evictions of hindsight (`baselines/hindsight/belady.py`) in the same two pools, with whichever admission
-               recomputes less: stock's states, or this project's
+    bound      what no rule hits more than in the same two pools (`baselines/hindsight/bound.py`)
 
 Replays are `marconi.replay.server`, whose hits agree with the real cache classes request for request:
 `test/engine/test_host_replay.py`.
@@ -23,7 +22,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -35,13 +34,11 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.baselines.admission.chunk_end import ExtraBuffer
-from marconi.baselines.hindsight.belady import BeladyEviction
-from marconi.baselines.hindsight.future import Future
+from marconi.baselines.hindsight.bound import Limit, most_hit_tokens
+from marconi.baselines.hindsight.reuse import Reuse
 from marconi.engine.policies import PolicyChoice, hybrid_cache
 from marconi.model import DEVICES, PrefillLatency, load
-from marconi.policy.admission.base import Admission
-from marconi.policy.admission.plan import Judicious
-from marconi.policy.base import Costs, Eviction, Need
+from marconi.policy.base import Costs, Need
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
@@ -65,6 +62,7 @@ _SEEDS = {Half.ALL: 0, Half.REPORTING: 0, Half.TUNING: 1}
 """Of what is drawn: each half has sessions of its own."""
 GRID_TOKENS, INTERVAL_TOKENS = 64, 256
 TWO_POOLS = frozenset({Need.KV, Need.STATE})
+STOCK, OURS, BOUND = "stock", "ours", "bound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +109,7 @@ class Job:
     """One replay."""
 
     kind: str
+    """`STOCK`, `OURS` or `BOUND`."""
     given: Input
     model: str
     sizes: Sizes
@@ -130,28 +129,20 @@ def run(job: Job) -> Result:
     trace, model = job.given.half(job.given.shown), load(job.model)
     unit, costs = trace.unit_tokens, Costs(model.kv_bytes_per_token, model.checkpoint_bytes, model.prefix_flops)
 
-    def hindsight() -> Eviction:
-        return BeladyEviction(costs, Future(trace), TWO_POOLS)
-
-    make: dict[str, Callable[[], Any]] = {
-        "stock": lambda: _on_two_pools(job, unit, _extra_buffer(unit), SeparateLru(TWO_POOLS)),
-        "ours": lambda: _ours(job, unit, costs),
-        "bound-stock": lambda: _on_two_pools(job, unit, _extra_buffer(unit), hindsight()),
-        "bound-ours": lambda: _on_two_pools(job, unit, Judicious(unit), hindsight()),
-    }
-    server = make[job.kind]()
+    num_prompt_tokens = sum(request.num_prompt_tokens for request in trace.requests)
+    if job.kind == BOUND:
+        for_kv = Limit(job.sizes.kv_tokens * costs.kv_bytes_per_token, costs.kv_bytes_per_token, 0)
+        for_states = Limit(job.sizes.state_slots * costs.state_bytes, 0, costs.state_bytes)
+        return Result(num_prompt_tokens - most_hit_tokens(Reuse.of(trace), (for_kv, for_states)), 0, 0)
+    server = _stock(job, unit) if job.kind == STOCK else _ours(job, unit, costs)
     num_hit_tokens = sum(server.serve(request) for request in trace.requests)
     counters = server.counters
-    num_prompt_tokens = sum(request.num_prompt_tokens for request in trace.requests)
     return Result(num_prompt_tokens - num_hit_tokens, counters.num_states_written, counters.num_too_large)
 
 
-def _extra_buffer(unit: int) -> ExtraBuffer:
-    return ExtraBuffer(grid_tokens=max(GRID_TOKENS, unit), interval_tokens=max(INTERVAL_TOKENS, unit))
-
-
-def _on_two_pools(job: Job, unit: int, admission: Admission, rule: Eviction) -> ServerReplay:
-    hybrid = HybridCache(RadixTree(unit), admission, Order(rule))
+def _stock(job: Job, unit: int) -> ServerReplay:
+    admission = ExtraBuffer(grid_tokens=max(GRID_TOKENS, unit), interval_tokens=max(INTERVAL_TOKENS, unit))
+    hybrid = HybridCache(RadixTree(unit), admission, Order(SeparateLru(TWO_POOLS)))
     pools = Pools(job.sizes.kv_tokens, job.sizes.state_slots)
     return ServerReplay(hybrid, pools, Scheduling.of(admission, unit))
 
@@ -196,7 +187,7 @@ def measure(given: Input, model: str, args: argparse.Namespace, workers: Process
     rows = []
     for share, num_bytes, ratio in zip(args.memory, memories, ratios, strict=True):
         same, planned = (sizes_of(num_bytes, each, model, unit) for each in (SGLANG_MAMBA_RATIO, ratio))
-        kinds = [("stock", same), ("ours", same), ("bound-stock", same), ("bound-ours", same), ("ours", planned)]
+        kinds = [(STOCK, same), (OURS, same), (BOUND, same), (OURS, planned)]
         futures = [workers.submit(run, Job(kind, given, model, sizes)) for kind, sizes in kinds]
         rows.append((share, num_bytes, ratio, same, planned, futures))
     return [row(given, model, *each) for each in rows]
@@ -213,9 +204,9 @@ def row(
     futures: Sequence[Any],
 ) -> dict[str, Any]:
     """The figures of one amount of memory."""
-    stock, equal, bound_stock, bound_ours, plan = (future.result() for future in futures)
+    stock, equal, bounded, plan = (future.result() for future in futures)
     num_requests = len(given.half(Half.REPORTING).requests)
-    bound = min(bound_stock.recomputed_tokens, bound_ours.recomputed_tokens)
+    bound = bounded.recomputed_tokens
     gap = stock.recomputed_tokens - bound
     return {
         "trace": Path(given.path).name,
