@@ -32,18 +32,19 @@ The rule is Marconi's (section 4.1), judicious admission: at most two states a r
   their memory: a guard takes one state, and has to save, a request, at least `MIN_GAIN` of the tokens whose KV would
   take as much. It is a low bar on purpose, for eviction weighs each guard by itself.
 
-A long stretch leaves *steps* as well, one every `STEP_TOKENS` back from its end. Few requests start from a step; it is
-there for when KV gets short. KV is of use only before a state, so a path that ends in its only state is evicted all at
-once, however few tokens are wanted; with steps it is trimmed one step at a time, and the rest of it still serves.
+A stretch of `MIN_STEPS` steps or more leaves *steps* as well, one every `STEP_TOKENS` back from its end. Few requests
+start from a step; it is there for when KV gets short. KV is of use only before a state, so a path that ends in its only
+state is evicted all at once, however few tokens are wanted; with steps it is trimmed one step at a time, and the rest
+of it still serves.
 Stock SGLang has this from its state every prefill chunk; what steps win, and at which distance, is in
 `docs/hit-rate.md`. A step is a state like any other: the eviction rule says what it is worth.
 
-Where slots run out, the least valuable state is dropped. The next turn's states are *speculative*, and so is a branch
-point where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is worth
-more than the victim for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All others
-get a slot before them, those that more requests share, the shallower, first:
+Where slots run out, the least valuable state is dropped. The next turn's states and steps are *speculative*, and so is
+a branch point where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is
+worth more than the victim for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All
+others get a slot before them, those that more requests share, the shallower, first:
 
-    asked for, shared, the rule's, steps   ->   speculative, by decreasing saving
+    asked for, shared, the rule's   ->   next turns, by decreasing saving   ->   steps, the deepest first
 
 Invariant: depths rise, lie beyond the hit and, but for those asked for, before the prompt's last token, on the grid.
 """
@@ -59,8 +60,10 @@ from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Lease, Request
 from marconi.tree import Match
 
-STEP_TOKENS: Final = 24_576
-"""Three of SGLang's default prefill chunks: nearly all that a state a chunk wins, with a third of the states."""
+STEP_TOKENS: Final = 8_192
+"""One of SGLang's default prefill chunks: half of it writes half as many states more and wins nothing."""
+MIN_STEPS: Final = 3
+"""A shorter stretch is evicted as a whole."""
 MAX_STATES: Final = 4
 MAX_SHARED: Final = 2
 MIN_GAIN: Final = 0.02
@@ -172,12 +175,16 @@ def prefill_plan(
     before_end = [num_prompt_tokens - distance for distance in wishes.next_turn]
     next_turn = _on_grid(before_end, grid_tokens, start, last)
     states = list(dict.fromkeys([*shared, *by_rule, *next_turn]))[:MAX_STATES]
-    steps = {depth // grid_tokens * grid_tokens for depth in range(last - step_tokens, start, -step_tokens)}
     roles = dict.fromkeys(by_rule, Role.PASSED) if wishes.is_passing else {}
     roles |= dict.fromkeys([depth for depth in next_turn if depth in states and depth not in by_rule], Role.END)
-    for depth in (*asked, *shared, *steps):
+    for depth in (*asked, *shared):
         roles.pop(depth, None)
-    return PrefillPlan(sorted(depth for depth in steps.union(states, asked) if depth > start), roles)
+    planned = {*states, *asked}
+    if num_prompt_tokens - start >= MIN_STEPS * step_tokens:
+        steps = _on_grid(range(last - step_tokens, start, -step_tokens), grid_tokens, start, last)
+        roles |= dict.fromkeys([depth for depth in steps if depth not in planned], Role.WAYPOINT)
+        planned.update(steps)
+    return PrefillPlan(sorted(planned), roles)
 
 
 def _on_grid(positions: Sequence[int], grid_tokens: int, start: int, end: int) -> list[int]:
