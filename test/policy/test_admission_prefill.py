@@ -25,28 +25,35 @@ def plan_of(tree: RadixTree, ids: list[int], step_tokens: int, asked: Sequence[i
 
 def test_a_new_prompt_leaves_a_state_before_its_last_token_and_steps_back_from_there() -> None:
     plan = plan_of(RadixTree(), list(range(100)), 30)
-    assert plan.depths == [9, 39, 69, 99]
-    assert list(plan.roles.items()) == [(99, Role.END), *((step, Role.WAYPOINT) for step in (69, 39, 9))]
+    assert plan == PrefillPlan([9, 39, 69, 99], {99: Role.END})
 
 
-def test_a_prompt_shorter_than_three_steps_leaves_none() -> None:
-    assert plan_of(RadixTree(), list(range(89)), 30).depths == [88]
-    assert plan_of(RadixTree(), list(range(90)), 30).depths == [29, 59, 89]
+def test_where_slots_may_be_spare_each_step_is_divided_in_three() -> None:
+    ids, wishes = list(range(100)), Wishes(fills_spare=True)
+    plan = prefill_plan(Judicious(), lease_of(RadixTree(), ids), 1, 30, wishes)
+    assert plan.depths == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
+    assert sorted(plan.depths, key=plan.precedence) == [9, 39, 69, 99, 89, 79, 59, 49, 29, 19]
+    assert [depth for depth in plan.depths if plan.is_between_steps(depth)] == [19, 29, 49, 59, 79, 89]
+    assert prefill_plan(Judicious(), lease_of(RadixTree(), ids[:31]), 1, 30, wishes).depths == [30], "no step"
+
+
+def test_a_prompt_no_longer_than_a_step_leaves_no_steps() -> None:
+    assert plan_of(RadixTree(), list(range(31)), 30).depths == [30]
+    assert plan_of(RadixTree(), list(range(32)), 30).depths == [1, 31]
 
 
 def test_steps_stay_beyond_what_is_hit() -> None:
     tree = RadixTree()
-    tree.insert(pack(range(30)), [30])
-    assert plan_of(tree, list(range(100)), 20).depths == [39, 59, 79, 99]
-    assert plan_of(tree, list(range(100)), 24).depths == [99], "what is beyond the hit has no three steps"
+    tree.insert(pack(range(50)), [50])
+    assert plan_of(tree, list(range(100)), 20).depths == [59, 79, 99]
 
 
 def test_a_branch_point_where_a_step_falls_is_one_state() -> None:
-    """A path of 80 that agrees with the prompt up to 39, where the second step back from 99 is 39."""
+    """A path of 80 that agrees with the prompt up to 39, where the first step back from 69 is 39."""
     tree = RadixTree()
     tree.insert(pack([*range(39), *range(500, 541)]), [80])
-    plan = plan_of(tree, list(range(100)), 30)
-    assert plan == PrefillPlan([9, 39, 69, 99], {99: Role.END, 69: Role.WAYPOINT, 9: Role.WAYPOINT})
+    plan = plan_of(tree, list(range(70)), 30)
+    assert plan == PrefillPlan([9, 39, 69], {69: Role.END})
 
 
 @pytest.mark.parametrize("step_tokens", [8, 10, 33])
@@ -94,8 +101,8 @@ def test_slots_go_to_what_is_wanted_the_shallower_first_and_then_to_what_has_to_
     tree = RadixTree()
     tree.insert(pack([*range(45), *range(500, 541)]), [86])
     plan = plan_of(tree, list(range(100)), 30, [80, 100])
-    assert plan.depths == [9, 39, 45, 69, 80, 99, 100]
-    assert sorted(plan.depths, key=plan.precedence) == [45, 80, 100, 99, 69, 39, 9]
+    assert plan == PrefillPlan([9, 39, 45, 69, 80, 99, 100], {99: Role.END})
+    assert sorted(plan.depths, key=plan.precedence) == [9, 39, 45, 69, 80, 100, 99]
 
 
 def test_an_end_that_stands_already_is_not_planned_again() -> None:

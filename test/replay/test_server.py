@@ -27,7 +27,7 @@ def replay_of(
     rule: Eviction, pools: Pools, page: int = 1, scheduling: Scheduling | None = None, step_tokens: int = STEP_TOKENS
 ) -> ServerReplay:
     tree = RadixTree(page, max_ghosts=20, ids_per_unit=page)
-    hybrid = HybridCache(tree, Judicious(page), Order(rule), step_tokens)
+    hybrid = HybridCache(tree, Judicious(page), Order(rule), step_tokens, fills_spare=True)
     return ServerReplay(hybrid, pools, scheduling or Scheduling())
 
 
@@ -135,6 +135,21 @@ def test_with_steps_kv_that_is_short_takes_a_path_back_no_further_than_it_must()
         replay.serve(request(list(range(100, 160)), [], 2.0))
         hits[step_tokens] = replay.serve(request(list(range(60)), [], 3.0))
     assert hits == {20: 39, 60: 0}
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "kept"), [(20, [19, 29, 39, 49, 59, 60]), (6, [29, 49, 59, 60]), (5, [29, 59, 60])]
+)
+def test_between_steps_states_take_slots_that_are_spare_and_nothing_is_evicted_for_them(
+    num_slots: int, kept: list[int]
+) -> None:
+    """A prompt of 60 with steps of 30, beside the two states of another one."""
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, num_slots), step_tokens=30)
+    replay.serve(request(list(range(500, 510)), [1, 2], 1.0))
+    replay.serve(request(list(range(60)), [], 2.0))
+    depths = {node.depth for node in replay.hybrid.tree.nodes() if node.has_state}
+    assert sorted(depths) == [9, 11, *kept]
+    assert replay.counters.num_evictions[Need.STATE] == 0
 
 
 @pytest.mark.parametrize("pools", [Pools(100, 3), Pools(200, 1), Pools(0, 3)])

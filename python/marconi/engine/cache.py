@@ -360,6 +360,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         checkpoints: list[Checkpoint] = []
         for _, row, depth, run in sorted(planned, key=itemgetter(0, 1)):
             slot = self._take_slot(reserved, run, depth, now_s)
+            if slot is None and run.plan.is_between_steps(depth):
+                continue
             if slot is None:
                 run.absent[depth] = Cause.NO_SLOT
                 self.stats.num_not_written += 1

@@ -138,4 +138,5 @@ def hybrid_cache(
         turns=rules.eviction.turns,
         host=host,
         explains=explains,
+        fills_spare=Need.BYTES not in needs,
     )

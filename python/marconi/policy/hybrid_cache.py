@@ -70,10 +70,12 @@ class HybridCache:
         turns: Turns | None = None,
         host: Tier | None = None,
         explains: bool = True,
+        fills_spare: bool = False,
     ) -> None:
         """Own `tree` from now on; `order` ranks no node yet.
 
-        What is evicted is offered to `host`, if there is one. With `explains` false, misses have no causes.
+        What is evicted is offered to `host`, if there is one. With `explains` false, misses have no causes. With
+        `fills_spare`, slots that are spare may hold states between steps: in two pools they are nobody else's.
         """
         self.tree = tree
         self.admission = admission
@@ -88,7 +90,7 @@ class HybridCache:
         """None until the first wish."""
         self.sessions: Sessions | None = None
         """None where nobody closes any; what only a closed one left is demoted (`sessions.py`)."""
-        self._step_tokens = step_tokens
+        self._step_tokens, self._fills_spare = step_tokens, fills_spare
         self._rerank()
 
     def succeed(self, flushed: "HybridCache") -> None:
@@ -216,14 +218,16 @@ class HybridCache:
         if end in asked and self._stands_at(end, lease.request):
             asked = [position for position in asked if position != end]
         turn = self.turns.next_turn(lease, known_distance)
-        wishes = Wishes(asked, shared, turn, self.turns.is_usual(lease))
+        wishes = Wishes(asked, shared, turn, self.turns.is_usual(lease), self._fills_spare)
         return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens, wishes)
 
     def deserves(self, lease: Lease, depth: int, role: Role, granted: Set[int], need: Need, now_s: float) -> bool:
         """True if a state that is planned at `depth` is worth more than what would be evicted for it next.
 
-        `granted` are the depths of the request's states that have a slot.
+        Nothing is evicted for one between steps. `granted` are the depths of the request's states that have a slot.
         """
+        if role is Role.WAYPOINT:
+            return False
         victim = self.order.victim(need, now_s)
         if victim is None or victim.first_waiting is not None:
             return False

@@ -38,7 +38,7 @@ class Division:
 
     @property
     def warning(self) -> str | None:
-        """What is lost, and what would be right, where there are no more checkpoints than states in full precision."""
+        """A line for the operator where there are no more checkpoints than states in full precision; else None."""
         if self.num_checkpoints > self.num_exact:
             return None
         return (

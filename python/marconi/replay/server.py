@@ -451,7 +451,8 @@ class RunningRequest:
 
     def _lack(self, planned: Sequence[int], taken: Sequence[int]) -> None:
         if len(taken) < len(planned):
-            self._absent |= dict.fromkeys([depth for depth in planned if depth not in taken], Cause.NO_SLOT)
+            absent = [depth for depth in planned if depth not in taken and not self._plan.is_between_steps(depth)]
+            self._absent |= dict.fromkeys(absent, Cause.NO_SLOT)
 
     def _hold(self, node: Node | None) -> None:
         """Lock `node` in place of the node locked so far."""

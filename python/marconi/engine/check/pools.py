@@ -71,7 +71,7 @@ class Pools:
     num_checkpoints: int | None = None
     """Slots for checkpoints in int8; None without, and where it is not known."""
     warning: str | None = None
-    """What is wrong with the division; None if nothing is."""
+    """A line for the operator about a division that does not pay; None where it does."""
 
 
 def pools_of(

@@ -32,19 +32,20 @@ The rule is Marconi's (section 4.1), judicious admission: at most two states a r
   their memory: a guard takes one state, and has to save, a request, at least `MIN_GAIN` of the tokens whose KV would
   take as much. It is a low bar on purpose, for eviction weighs each guard by itself.
 
-A stretch of `MIN_STEPS` steps or more leaves *steps* as well, one every `STEP_TOKENS` back from its end. Few requests
-start from a step; it is there for when KV gets short. KV is of use only before a state, so a path that ends in its only
-state is evicted all at once, however few tokens are wanted; with steps it is trimmed one step at a time, and the rest
-of it still serves.
+A long stretch leaves *steps* as well, one every `STEP_TOKENS` back from its end. Few requests start from a step; it is
+there for when KV gets short. KV is of use only before a state, so a path that ends in its only state is evicted all at
+once, however few tokens are wanted; with steps it is trimmed one step at a time, and the rest of it still serves.
 Stock SGLang has this from its state every prefill chunk; what steps win, and at which distance, is in
-`docs/hit-rate.md`. A step is a state like any other: the eviction rule says what it is worth.
+`docs/hit-rate.md`. A step is a state like any other: the eviction rule says what it is worth. In two pools slots are
+often spare where KV is short: each step is then divided in `SPARE_STEPS`, by states for which nothing is evicted
+(`HybridCache.deserves`). In one pool a spare slot is KV's memory as well.
 
-Where slots run out, the least valuable state is dropped. The next turn's states and steps are *speculative*, and so is
-a branch point where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is
-worth more than the victim for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All
-others get a slot before them, those that more requests share, the shallower, first:
+Where slots run out, the least valuable state is dropped. The next turn's states are *speculative*, and so is a branch
+point where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is worth
+more than the victim for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All others
+get a slot before them, those that more requests share, the shallower, first:
 
-    asked for, shared, the rule's   ->   next turns, by decreasing saving   ->   steps, the deepest first
+    asked for, shared, the rule's, steps   ->   speculative, by decreasing saving   ->   between steps, if spare
 
 Invariant: depths rise, lie beyond the hit and, but for those asked for, before the prompt's last token, on the grid.
 """
@@ -60,10 +61,10 @@ from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Lease, Request
 from marconi.tree import Match
 
-STEP_TOKENS: Final = 8_192
-"""One of SGLang's default prefill chunks: half of it writes half as many states more and wins nothing."""
-MIN_STEPS: Final = 3
-"""A shorter stretch is evicted as a whole."""
+STEP_TOKENS: Final = 24_576
+"""Three of SGLang's default prefill chunks: nearly all that a state a chunk wins, with a third of the states."""
+SPARE_STEPS: Final = 3
+"""Such that a step where slots are spare is one of SGLang's chunks: with half of it nothing more is won."""
 MAX_STATES: Final = 4
 MAX_SHARED: Final = 2
 MIN_GAIN: Final = 0.02
@@ -138,6 +139,8 @@ class Wishes:
     """Distances in tokens before the prompt's end at which later prompts may diverge, by decreasing saving."""
     is_passing: bool = False
     """Whether the request continues a prompt where its template's next turn does, so that few will branch there."""
+    fills_spare: bool = False
+    """Whether slots that are spare may hold states between steps."""
 
 
 class PrefillPlan(NamedTuple):
@@ -151,6 +154,10 @@ class PrefillPlan(NamedTuple):
         """Order planned depths: the first gets a slot first."""
         role = self.roles.get(depth)
         return (0, depth) if role is None else (1, [*self.roles].index(depth))
+
+    def is_between_steps(self, depth: int) -> bool:
+        """True if a state at `depth` is there to fill spare slots, so that nobody misses one that has none."""
+        return self.roles.get(depth) is Role.WAYPOINT
 
 
 NO_PLAN: Final = PrefillPlan(())
@@ -175,16 +182,17 @@ def prefill_plan(
     before_end = [num_prompt_tokens - distance for distance in wishes.next_turn]
     next_turn = _on_grid(before_end, grid_tokens, start, last)
     states = list(dict.fromkeys([*shared, *by_rule, *next_turn]))[:MAX_STATES]
+    steps = {depth // grid_tokens * grid_tokens for depth in range(last - step_tokens, start, -step_tokens)}
     roles = dict.fromkeys(by_rule, Role.PASSED) if wishes.is_passing else {}
     roles |= dict.fromkeys([depth for depth in next_turn if depth in states and depth not in by_rule], Role.END)
-    for depth in (*asked, *shared):
+    for depth in (*asked, *shared, *steps):
         roles.pop(depth, None)
-    planned = {*states, *asked}
-    if num_prompt_tokens - start >= MIN_STEPS * step_tokens:
-        steps = _on_grid(range(last - step_tokens, start, -step_tokens), grid_tokens, start, last)
-        roles |= dict.fromkeys([depth for depth in steps if depth not in planned], Role.WAYPOINT)
-        planned.update(steps)
-    return PrefillPlan(sorted(planned), roles)
+    planned = {depth for depth in steps.union(states, asked) if depth > start}
+    if steps and wishes.fills_spare:
+        between = max(step_tokens // SPARE_STEPS, 1)
+        spare = _on_grid(range(last - between, start, -between), grid_tokens, start, last)
+        roles |= dict.fromkeys([depth for depth in spare if depth not in planned], Role.WAYPOINT)
+    return PrefillPlan(sorted(planned.union(roles)), roles)
 
 
 def _on_grid(positions: Sequence[int], grid_tokens: int, start: int, end: int) -> list[int]:

@@ -175,7 +175,8 @@ def _prefix_cache(policy: Policy, spec: PolicySpec, config: CacheConfig) -> Repl
     rule, admission = rules.eviction, rules.admission
     tree = RadixTree(trace.unit_tokens, config.max_ghosts)
     host = _host_tier(policy, inputs, rule, tree, config)
-    hybrid = HybridCache(tree, admission, Order(rule), turns=rules.eviction.turns, host=host)
+    has_two_pools = memory.kv_need is not memory.state_need
+    hybrid = HybridCache(tree, admission, Order(rule), turns=rule.turns, host=host, fills_spare=has_two_pools)
     scheduling = Scheduling.of(admission, trace.unit_tokens)
     if isinstance(memory, Int8Pools):
         # SGLang counts no slot for a request that it does not hold.
