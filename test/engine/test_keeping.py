@@ -8,6 +8,7 @@ import pytest
 
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
+from marconi.policy.admission import plan
 from marconi.policy.base import Need
 from marconi.policy.forecast.turns import closing_of
 from marconi.policy.request import Request, pack
@@ -87,6 +88,23 @@ def test_a_state_that_nobody_has_asked_for_takes_no_slot_of_one_that_is_worth_mo
     assert replay.cache.status().num_states_not_written == num_not_written + 1
     send(replay, list(range(60_000, 60_800)), ANSWER, 10.0)
     assert any(700 < depth < 800 for depth in states(replay))
+
+
+def test_between_steps_spare_slots_are_filled_and_one_that_is_not_spare_is_not_counted_as_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, not_written = {}, {}
+    for num_slots in (8, 100):
+        for num_states in (1, plan.SPARE_STEPS):
+            monkeypatch.setattr(plan, "SPARE_STEPS", num_states)
+            replay = on_marconi(Setting(1, Strategy.NO_BUFFER, 10_000, num_slots), PolicyChoice(step_tokens=120))
+            for number in range(4):
+                send(replay, list(range(1000 * number, 1000 * number + 400)), ANSWER, 1.0 + number)
+            kept[num_slots, num_states] = len(states(replay))
+            not_written[num_slots, num_states] = replay.cache.status().num_states_not_written
+    assert kept[100, 3] == 2 * kept[100, 1]
+    assert kept[8, 3] == kept[8, 1]
+    assert not_written[8, 3] == not_written[8, 1]
 
 
 def strip_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
