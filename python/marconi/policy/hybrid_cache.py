@@ -75,7 +75,7 @@ class HybridCache:
         """Own `tree` from now on; `order` ranks no node yet.
 
         What is evicted is offered to `host`, if there is one. With `explains` false, misses have no causes. With
-        `fills_spare`, slots that are spare may hold states between steps: in two pools they are nobody else's.
+        `fills_spare`, slots that are spare may hold states between steps, unless there is `host`.
         """
         self.tree = tree
         self.admission = admission
@@ -90,7 +90,7 @@ class HybridCache:
         """None until the first wish."""
         self.sessions: Sessions | None = None
         """None where nobody closes any; what only a closed one left is demoted (`sessions.py`)."""
-        self._step_tokens, self._fills_spare = step_tokens, fills_spare
+        self._step_tokens, self._fills_spare = step_tokens, fills_spare and host is None
         self._rerank()
 
     def succeed(self, flushed: "HybridCache") -> None:

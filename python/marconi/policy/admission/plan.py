@@ -38,7 +38,8 @@ once, however few tokens are wanted; with steps it is trimmed one step at a time
 Stock SGLang has this from its state every prefill chunk; what steps win, and at which distance, is in
 `docs/hit-rate.md`. A step is a state like any other: the eviction rule says what it is worth. In two pools slots are
 often spare where KV is short: each step is then divided in `SPARE_STEPS`, by states for which nothing is evicted
-(`HybridCache.deserves`). In one pool a spare slot is KV's memory as well.
+(`HybridCache.deserves`). In one pool a spare slot is KV's memory as well, and from a host tier KV comes back: there
+they win nothing.
 
 Where slots run out, the least valuable state is dropped. The next turn's states are *speculative*, and so is a branch
 point where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is worth
