@@ -39,10 +39,10 @@ $(STAMP): pyproject.toml requirements.lock sgl-kernel-ext/pyproject.toml | $(UV)
 demo: setup  ## serve a small hybrid model with and without Marconi and compare (ARGS="--json FILE", MODEL=...)
 	$(BIN)/marconi demo $(if $(MODEL),--model-path $(MODEL)) $(ARGS)
 
-test: setup  ## the tests of every change, exactness among them, under 10 minutes on 2 cores (ARGS="-k ...")
+test: setup  ## the tests of every change, exactness among them, some 13 minutes on 2 cores (ARGS="-k ...")
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
-test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (some 30 minutes)
+test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (about an hour)
 	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 cuda-check: $(if $(CUDA_PYTHON),,setup)  ## all that needs a Hopper card, in 8 minutes (PART=kernels,servers,speed; ARGS="--list"; CUDA_PYTHON=python3: no setup)

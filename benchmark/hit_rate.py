@@ -210,8 +210,8 @@ class Grid:
 
 
 def mean_gap_closed(points: Sequence[Point]) -> float:
-    """Over the points that have a gap, each counting for 1 at most: no point makes up for others."""
-    shares = [min(share, 1.0) for point in points if (share := point.gap_closed) is not None]
+    """Over the points that have a gap."""
+    shares = [share for point in points if (share := point.gap_closed) is not None]
     return sum(shares) / len(shares) if shares else 1.0
 
 

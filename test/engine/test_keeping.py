@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
 from marconi.policy.admission import plan
-from marconi.policy.base import Need
+from marconi.policy.base import Costs, Need
 from marconi.policy.forecast.turns import closing_of
-from marconi.policy.request import Request, pack
+from marconi.policy.request import Lease, Request, pack
 from rig import driver
 from rig.driver import HostReplay
 from rig.pools import Strategy
@@ -105,6 +105,15 @@ def test_between_steps_spare_slots_are_filled_and_one_that_is_not_spare_is_not_c
     assert kept[100, 3] == 2 * kept[100, 1]
     assert kept[8, 3] == kept[8, 1]
     assert not_written[8, 3] == not_written[8, 1]
+
+
+@pytest.mark.parametrize(("needs", "fills_spare"), [(TWO_POOLS, True), (ONE_POOL, False)])
+def test_a_server_of_one_pool_plans_no_state_between_steps(needs: frozenset[Need], fills_spare: bool) -> None:
+    costs = Costs(64, 4096, flops=float)
+    hybrid = hybrid_cache(PolicyChoice(step_tokens=120), costs, 1, 1, None, needs=needs)
+    request = Request(pack(range(400)), 400, 0, 400, 0.0)
+    made = hybrid.plan(Lease(request, hybrid.match(request)))
+    assert any(map(made.is_between_steps, made.depths)) == fills_spare
 
 
 def strip_thinking(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,12 @@ from marconi.baselines.block.replay import replay as replay_blocks
 from marconi.baselines.catalog import POLICIES, resolve_policy
 from marconi.baselines.traffic import added_tokens, budget_tokens, turn_model
 from marconi.model import DEVICES, PrefillLatency, load
-from marconi.policy.admission.plan import Judicious
+from marconi.policy.admission.plan import STEP_TOKENS, Judicious
 from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.policy.eviction.classed import ClassedEviction
-from marconi.policy.request import Trace
+from marconi.policy.request import Lease, Request, Trace, pack
 from marconi.replay.grid import cells, run_cells
-from marconi.replay.policies import CacheConfig, build
+from marconi.replay.policies import CacheConfig, Host, build
 from marconi.replay.policies.block import BlockServer, block_bytes
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.server import ServerReplay
@@ -353,3 +353,17 @@ def test_a_trace_without_sessions_has_no_turns() -> None:
     assert added_tokens(lonely) == 0
     with pytest.raises(ValueError, match="names no session with a second turn"):
         turn_model(lonely)
+
+
+@pytest.mark.parametrize(
+    ("mamba_ratio", "host", "fills_spare"), [(None, None, False), (0.9, None, True), (0.9, Host(10**12, 1e9), False)]
+)
+def test_spare_slots_are_filled_in_two_pools_without_a_host_tier(
+    mamba_ratio: float | None, host: Host | None, fills_spare: bool
+) -> None:
+    cache = build(spec_of("best"), replace(config(mamba_ratio=mamba_ratio), host=host)).cache
+    assert isinstance(cache, ServerReplay)
+    num_blocks = 3 * STEP_TOKENS // BLOCK
+    long = Request(pack(range(num_blocks)), num_blocks * BLOCK, 0, num_blocks * BLOCK, 0.0)
+    plan = cache.hybrid.plan(Lease(long, cache.hybrid.match(long)))
+    assert any(map(plan.is_between_steps, plan.depths)) == fills_spare

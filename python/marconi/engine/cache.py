@@ -360,17 +360,15 @@ class MarconiRadixCache(UnifiedRadixCache):
         checkpoints: list[Checkpoint] = []
         for _, row, depth, run in sorted(planned, key=itemgetter(0, 1)):
             slot = self._take_slot(reserved, run, depth, now_s)
-            if slot is None and run.plan.is_between_steps(depth):
-                continue
-            if slot is None:
+            if slot is not None:
+                run.granted.add(depth)
+                checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
+                checkpoints.append(checkpoint)
+            elif not run.plan.is_between_steps(depth):
                 run.absent[depth] = Cause.NO_SLOT
                 self.stats.num_not_written += 1
                 self.waiting.arrived(reqs[row], depth)
                 count_dropped(reqs[row], depth, self.page_size)
-            else:
-                run.granted.add(depth)
-                checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
-                checkpoints.append(checkpoint)
         for checkpoint in checkpoints:
             checkpoint.batch = checkpoints
         return checkpoints
