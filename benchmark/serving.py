@@ -5,9 +5,10 @@ prefixes) and `mooncake` (a trace's blocks, from a file: its first 8 blocks a re
 so that a small model can serve it). One server after the other on
 the same model, the cache flushed before each workload; figures of one run on one machine, to be read as ratios.
 
-With `--rounds` both servers run and take turns, and the medians of the rounds count: for a card with memory for two
-(`-- --mem-fraction-static 0.4`). With `--large` the model has the layers of one of some four billion parameters
-(`LARGE`), whose weights SGLang draws: for a card, whose times a small model does not show.
+With `--rounds` both servers start at once and take turns, and the medians of the rounds count: for a card with memory
+for two (`-- --mem-fraction-static 0.4`). Each workload's figures are printed as it ends, for a run that does not. With
+`--large` the model has the layers of one of some four billion parameters (`LARGE`), whose weights SGLang draws: for a
+card, whose times a small model does not show.
 
     python benchmark/serving.py [--model-path DIR_OR_NAME | --large] [--mooncake FILE] [--num-prompts N] [--rounds N]
         [-- SERVER_ARGS]
@@ -105,6 +106,15 @@ class Figures:
             requests_per_s=median(each.requests_per_s for each in rounds),
             ttft_ms={name: median(each.ttft_ms[name] for each in rounds) for name in rounds[0].ttft_ms},
         )
+
+    @property
+    def cached(self) -> str:
+        """Of the prompts' tokens."""
+        return f"{self.num_cached_tokens / self.num_prompt_tokens:.1%}"
+
+    def __str__(self) -> str:
+        first = f"first token after {self.ttft_ms['p50']:.0f} ms"
+        return f"{self.cached} cached, {first} (median), {self.requests_per_s:.2f} requests a second"
 
     def to_json(self) -> dict[str, Any]:
         """The figures as the result file holds them."""
@@ -228,7 +238,7 @@ def table_of(results: dict[str, dict[str, Figures]], title: str) -> Table:
         stock, marconi = by_backend[STOCK], by_backend[MARCONI]
         table.add_row(
             f"{stock.num_completed} {name.removeprefix('generated-')}",
-            *(f"{figures.num_cached_tokens / figures.num_prompt_tokens:.1%}" for figures in (stock, marconi)),
+            *(figures.cached for figures in (stock, marconi)),
             *(f"{figures.ttft_ms['p50']:.0f}" for figures in (stock, marconi)),
             f"{marconi.ttft_ms['p50'] / stock.ttft_ms['p50']:.2f}",
             f"{marconi.requests_per_s / stock.requests_per_s:.2f}",
@@ -256,28 +266,34 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str, Figur
         if args.model_path is None:
             write_model(Path(model_path), is_large=args.large)
 
-        def start(running: ExitStack, backend: str) -> ServerProcess:
+        def start(running: ExitStack, *backends: str) -> dict[str, ServerProcess]:
             server_args = ["--enable-cache-report", *(RANDOM_WEIGHTS if args.large else ()), *args.server_args]
-            with console.status(f"start {backend}"):
-                server = ServerProcess(
+            servers: dict[str, ServerProcess] = {}
+            for backend in backends:
+                servers[backend] = ServerProcess(
                     model_path, [*server_args, *BACKEND_ARGS[backend]], log_path=scratch / f"{backend}.log"
                 )
-                return running.enter_context(server)
+                running.callback(servers[backend].stop)
+                servers[backend].start()
+            with console.status(f"start {' and '.join(backends)}"):
+                for server in servers.values():
+                    server.wait_until_ready()
+            return servers
 
         def ask(backend: str, server: ServerProcess) -> None:
             for workload in all_workloads:
                 with console.status(f"{backend}: {workload.name}"):
                     figures = run_workload(workload, server, scratch)
                 found.setdefault(workload.name, {}).setdefault(backend, []).append(figures)
-                console.print(f"{backend}: {workload.name} done", highlight=False)
+                console.print(f"{backend}: {workload.name}: {figures}", highlight=False, soft_wrap=True)
 
         if args.rounds is None:
             for backend in BACKEND_ARGS:
                 with ExitStack() as running:
-                    ask(backend, start(running, backend))
+                    ask(backend, start(running, backend)[backend])
         else:
             with ExitStack() as running:
-                servers = {backend: start(running, backend) for backend in BACKEND_ARGS}
+                servers = start(running, *BACKEND_ARGS)
                 for _ in range(args.rounds):
                     for backend, server in servers.items():
                         ask(backend, server)
