@@ -44,7 +44,8 @@ ANSWERS = (
     "-c",
     'import sys; sys.stdin.buffer.read(4); print(\'{"advice": "keep"}\', flush=True); sys.stdin.buffer.read()',
 )
-WITHIN_S = 60.0
+WITHIN_S = 300.0
+"""A shadow has the lowest priority, so other work on the machine may leave it nothing for a minute."""
 
 
 def served(advisor: Advisor, num_tokens: int = 1000) -> None:
