@@ -11,11 +11,9 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 import torch
 
-from marconi.engine.host.prefetch import UNDER_WAY, Prefetches
+from marconi.engine.host.prefetch import UNDER_WAY
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.scheduler import notes_of
-from marconi.policy.retention import root_of
-from marconi.tree import Node
 from rig.clock import TraceClock
 from rig.pools import Strategy, marconi
 from rig.scheduler import Outcome
@@ -118,15 +116,15 @@ def test_negative_control_a_pass_that_does_not_wait_reads_what_has_not_arrived(m
 
 GREEDY = (None, "tenant")
 NUM_ASKED = 16
-"""Of SGLang's most actions of an envelope."""
+"""Prompts that one request asks for."""
 
 
 class OneGreedyTenant(Soak):
-    """One tenant of three asks for all that it sent lately, to be retained for an hour."""
+    """One tenant of several asks for all that it sent lately, to be retained for an hour."""
 
-    def __init__(self, seed: int, *, is_greedy: bool) -> None:
-        host, clock = soak_pools(Strategy.EXTRA_BUFFER, 1, host_ratio=3.0), TraceClock()
-        plan = SoakPlan(600, seed, check_every_steps=100)
+    def __init__(self, seed: int, num_requests: int, *, is_greedy: bool) -> None:
+        host, clock = soak_pools(Strategy.EXTRA_BUFFER, 1, 20, 960, host_ratio=3.0), TraceClock()
+        plan = SoakPlan(num_requests, seed, check_every_steps=100)
         super().__init__(marconi(host, PolicyChoice("best"), COSTS, clock), host, plan, clock)
         self.served: list[tuple[Script, Any]] = []
         self._is_greedy = is_greedy
@@ -151,38 +149,23 @@ class OneGreedyTenant(Soak):
 
 
 @pytest.mark.slow
-def test_a_tenant_that_prefetches_all_it_sent_costs_the_others_nothing() -> None:
-    """Their hits over six seeds are within 2 points of those without; those of one seed differ by up to 4."""
+def test_a_tenant_that_prefetches_all_it_sent_costs_the_others_less_than_two_points() -> None:
+    """Their hits over four seeds are within 2 points of those without."""
     rates = []
     for is_greedy in (False, True):
         num_cached = num_tokens = num_accepted = 0
-        for seed in range(6):
-            run = OneGreedyTenant(seed, is_greedy=is_greedy)
+        for seed in range(4):
+            run = OneGreedyTenant(seed, 600, is_greedy=is_greedy)
             run.run()
             cached, num = run.num_tokens_of_others()
             num_cached, num_tokens = num_cached + cached, num_tokens + num
             told = (answer for _, req in run.served for answer in notes_of(req).kv_hints or ())
             num_accepted += sum(answer["result"] != "rejected" for answer in told)
-        assert (num_accepted > 50) is is_greedy
+        assert (num_accepted > 20) is is_greedy
         rates.append(num_cached / num_tokens)
-    assert rates[1] > rates[0] - MAX_LOSS, rates
+    assert rates[1] > rates[0] - MAX_LOSS, (rates, num_accepted)
 
 
-def test_what_is_loaded_ahead_evicts_states_of_its_own_name_space_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, paying = OneGreedyTenant(9, is_greedy=True), []
-    hybrid, make_room = run.scheduler.cache.tree_core.hybrid, Prefetches._make_room
-    evict_node = hybrid.evict_node
-
-    def watched(prefetches: Prefetches, request: Any, hosted: Node) -> Any:
-        def evict(node: Node, *args: Any, **options: Any) -> Any:
-            paying.append(root_of(node) is root_of(hosted))
-            return evict_node(node, *args, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(hybrid, "evict_node", evict)
-            return make_room(prefetches, request, hosted)
-
-    monkeypatch.setattr(Prefetches, "_make_room", watched)
-    run.run()
-    assert paying
-    assert all(paying)
+def test_a_copy_that_ends_while_a_prefetch_makes_room_leaves_every_lock_counted() -> None:
+    """One is of the state that the prefetch goes on from, in request 415; the soak counts locks."""
+    OneGreedyTenant(2, 450, is_greedy=True).run()

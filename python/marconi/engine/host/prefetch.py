@@ -101,16 +101,11 @@ class Prefetches:
         hosted = match.hosted
         assert hosted is not None
         assert hosted.host_copy is not None
-        # Victims are copied to the host, where this copy is not to give way, and the path is not to be evicted.
-        start = match.checkpoint
+        # Victims are copied to the host, where this copy is not to give way.
         tier.lock(hosted.host_copy)
-        if start.parent is not None:
-            core.hybrid.lock(start)
         try:
             match = self._make_room(request, hosted)
         finally:
-            if start.parent is not None:
-                core.hybrid.unlock(start)
             tier.unlock(hosted.host_copy)
         slot = cache.req_to_token_pool.mamba_allocator.alloc(1)
         from_depth = min(match.num_live_tokens, hosted.depth)
@@ -128,14 +123,20 @@ class Prefetches:
         for need, (size, num_there) in self._there().items():
             if 2 * (num_there - wanted[need]) < size:
                 raise ValueError("requests that run need the memory")
-        for _ in range(MAX_EVICTIONS + 1):
-            short = next((need for need, num in self._free().items() if num < wanted[need]), None)
-            if short is None:
-                return match
-            if not self._cache.evict_own(root, short):
-                break
-            match = core.hybrid.tree.match(request.path, hosted.depth, request.namespace)
-            wanted = _wanted(match, hosted)
+        # By a receipt, as copies of the state that end meanwhile give theirs back.
+        start = core.handle(match.checkpoint)
+        held = core.inc_lock_ref(start)
+        try:
+            for _ in range(MAX_EVICTIONS + 1):
+                short = next((need for need, num in self._free().items() if num < wanted[need]), None)
+                if short is None:
+                    return match
+                if not self._cache.evict_own(root, short):
+                    break
+                match = core.hybrid.tree.match(request.path, hosted.depth, request.namespace)
+                wanted = _wanted(match, hosted)
+        finally:
+            core.dec_lock_ref(start, held.to_dec_params())
         raise ValueError("no room: other states of its name space are too few, retained, in use or being copied")
 
     def _free(self) -> Mapping[Need, int]:
