@@ -123,7 +123,7 @@ class Prefetches:
         for need, (size, num_there) in self._there().items():
             if 2 * (num_there - wanted[need]) < size:
                 raise ValueError("requests that run need the memory")
-        # By a receipt, as copies of the state that end meanwhile give theirs back.
+        # In the tree and in memory: a copy of the state that ends while victims are copied gives both locks back.
         start = core.handle(match.checkpoint)
         held = core.inc_lock_ref(start)
         try:
