@@ -13,25 +13,24 @@ import httpx
 import pytest
 
 from marconi.process import GuardedServer
+from structure.pages import page, shell
 
 from .conftest import EntryPoint
 from .processes import free_ports
 from .routers import Router
 from .scenarios import CHUNKED_PREFILL_SIZE, MAX_KV_TOKENS
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = page("docs/operations.md")
 SIZES = f"--max-total-tokens {MAX_KV_TOKENS} --max-running-requests 4 --chunked-prefill-size {CHUNKED_PREFILL_SIZE}"
 """The same for both workers, as the page asks: this machine has no memory that a fraction could be taken of."""
 SESSIONS = [f"session-{number}" for number in range(24)]
 """So many that a hash divides them between both workers, whatever their ports are."""
 
 
-def commands(section: str) -> list[str]:
-    """What a section of the page tells its reader to type, without remarks."""
-    text = PAGE.read_text(encoding="utf-8")
-    body = re.split(r"^## ", text.split(f"\n## {section}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
-    block = "\n".join(line[4:] for line in body.splitlines() if line.startswith("    "))
-    return [re.split(r"\s{2,}# ", line)[0] for line in block.replace("\\\n", " ").splitlines()]
+def command(*parts: str) -> str:
+    """The one command of the page that has all of these in it."""
+    (found,) = (each for each in shell(PAGE) if all(part in each for part in parts))
+    return found.replace("\\\n", " ")
 
 
 @dataclass(frozen=True)
@@ -49,20 +48,19 @@ class Canary:
 def canary(preload: EntryPoint, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canary]:
     logs, first = tmp_path_factory.mktemp("canary"), free_ports(3)
 
-    def typed(command: str) -> str:
-        here = re.sub(r"\b3000(\d)\b", lambda port: str(first + int(port[1])), command)
+    def typed(text: str) -> str:
+        here = re.sub(r"\b3000(\d)\b", lambda port: str(first + int(port[1])), text)
         return here.replace("MODEL", str(models["gdn"]))
 
-    def server(command: str, number: int) -> GuardedServer:
-        words = shlex.split(typed(command))
+    def server(text: str, number: int) -> GuardedServer:
+        words = shlex.split(typed(text))
         assert words[:3] == ["python", "-m", "sglang.launch_server"]
         assert words[words.index("--port") + 1] == str(first + number)
         arguments = (*preload(tuple(words[1:3])), *words[3:], *SIZES.split())
         return GuardedServer(arguments, first + number, log_path=logs / str(number))
 
-    stock_command, marconi_command, router_command = commands("Canary, and A/B against stock")
-    stock, marconi = server(stock_command, 1), server(marconi_command, 2)
-    program, *words = shlex.split(typed(router_command))
+    stock, marconi = (server(command("launch_server", f"--port 3000{number}"), number) for number in (1, 2))
+    program, *words = shlex.split(typed(command("marconi router", "--routing sticky-hash")))
     assert program == "marconi"
     # Its default port is the page's 30000, which another program may have here.
     router = GuardedServer(("-m", "marconi", *words, "--port", str(first)), first, log_path=logs / "router")
@@ -117,26 +115,25 @@ def test_the_canary_divides_requests_by_session_and_both_workers_count_the_same_
 @pytest.mark.slow
 def test_a_rolling_restart_as_the_page_has_it(canary: Canary) -> None:
     """A removed worker gets no request, an idle one counts none, and an added one is up again, empty."""
-    remove, running, restart, add = commands("Rolling restarts")
-    assert restart == "systemctl restart marconi"
     at_worker = f"127.0.0.1:{canary.stock.port}"
 
-    def shell(command: str) -> str:
+    def run(text: str) -> str:
         # The page restarts the first worker, this test the one with the cache.
-        line = canary.typed(command).replace(at_worker, f"127.0.0.1:{canary.marconi.port}")
+        line = canary.typed(text).replace(at_worker, f"127.0.0.1:{canary.marconi.port}")
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True)
         return done.stdout
 
     canary.router.until(lambda state: set(conditions_of(state).values()) == {"up"})
-    shell(remove)
+    run(command("curl -X DELETE"))
     assert list(conditions_of(canary.router.state())) == [canary.stock.url]
     assert {asked(canary, session, "asked while it is away")[1] for session in SESSIONS} == {canary.stock.url}
-    assert re.fullmatch(r"sglang:num_running_reqs\{.*\} 0\.0\n", shell(running))
+    assert re.fullmatch(r"sglang:num_running_reqs\{.*\} 0\.0\n", run(command("curl", "num_running_reqs")))
+    assert command("systemctl restart").startswith("systemctl restart marconi ")
     canary.marconi.stop()
     canary.marconi.start()
     canary.marconi.wait_until_ready()
     assert not counted(canary.marconi, "marconi_hit_tokens_total")
-    shell(add)
+    run(command("curl -X POST", "/router/workers"))
     canary.router.until(lambda state: conditions_of(state).get(canary.marconi.url) == "up")
     assert {asked(canary, session, "asked afterwards")[1] for session in SESSIONS} == {
         canary.stock.url,
