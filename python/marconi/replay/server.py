@@ -170,16 +170,25 @@ class ServerReplay:
 
     def evictable(self, but: Node | None = None) -> Amount:
         """Evictable memory: KV on no locked path, and unlocked states; `but` counts as locked, too."""
-        tree, seen = self.hybrid.tree, set[Node]()
+        return self._unlocked(self._locked(but))
+
+    def _unlocked(self, locked: Amount) -> Amount:
+        """What the tree holds beside `locked`."""
+        held = self.held
+        return Amount(held.num_tokens - locked.num_tokens, held.num_states - locked.num_states)
+
+    def _locked(self, but: Node | None = None) -> Amount:
+        """KV on locked paths, and locked states; an eviction changes neither."""
+        seen = set[Node]()
         in_use = {*self._in_use, but} if but is not None else set(self._in_use)
-        num_locked_tokens = 0
+        num_tokens = 0
         for end in in_use:
             node = end
             while node.parent is not None and node not in seen:
                 seen.add(node)
                 node = node.parent
-            num_locked_tokens += end.depth - node.depth
-        return Amount(tree.num_tokens - num_locked_tokens, tree.num_states - len(in_use))
+            num_tokens += end.depth - node.depth
+        return Amount(num_tokens, len(in_use))
 
     def take_planned_slots(
         self, lease: Lease, plan: PrefillPlan, depths: Sequence[int], granted: set[int], reserved: Amount, now_s: float
@@ -190,9 +199,10 @@ class ServerReplay:
         none takes an awaited state's. `granted` are the depths of the request that have a slot.
         """
         pools, hybrid, taken = self.pools, self.hybrid, []
+        locked = self._locked()
         for depth in depths:
             if not pools.spares_slot(NOTHING, reserved):
-                num_tokens, num_states = self.evictable()
+                num_tokens, num_states = self._unlocked(locked)
                 if not pools.spares_slot(Amount(num_tokens, num_states - hybrid.num_awaited), reserved):
                     continue
                 role = plan.roles.get(depth)
