@@ -278,7 +278,7 @@ def test_checkpoints_in_int8_in_memory_of_few_slots_are_advised_against() -> Non
     [
         ((), "share one pool"),
         (("--page-size", "64"), "share one pool"),
-        (("--tp-size", "2"), "only supported with 1 rank per cache on a GPU, got 2"),
+        (("--tp-size", "2"), "share one pool"),
         (("--enable-hierarchical-cache",), "the device has one pool"),
         (("--speculative-algorithm", "NEXTN"), "entries of the one pool move"),
         (("--marconi-admission", "chunk-end"), "only supported with --marconi-admission judicious"),

@@ -28,8 +28,9 @@ from marconi.replay.memory import MemorySize
 GDN = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 KDA = "moonshotai/Kimi-Linear-48B-A3B-Instruct"
 IMAGES = "Qwen/Qwen3.6-27B"
+FALCON = "tiiuae/Falcon-H1-7B-Instruct"
 SMALL = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
-TWO_RANKS_IN_ONE_POOL = ("--tp-size", "2", "--enable-unified-memory")
+PREFILLS_OF_TWO_RANKS = ("--tp-size", "2", "--enable-unified-memory", "--disaggregation-mode", "prefill")
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +54,13 @@ def card(memory: str, weights: str | None = None) -> Machine:
 
 def refusal_of_ranks(num_ranks: int) -> str:
     with pytest.raises(Refusal) as refused:
-        require_one_rank(num_ranks)
+        require_one_rank(num_ranks, "prefill")
     return str(refused.value)
 
 
-def test_ranks_of_one_pool_are_refused_where_a_gpu_server_refuses_them() -> None:
-    assert checked(*TWO_RANKS_IN_ONE_POOL).reasons == (refusal_of_ranks(2),)
-    assert checked(*TWO_RANKS_IN_ONE_POOL, machine=Machine(Platform.CPU)).reasons == ()
-    assert checked("--enable-unified-memory").reasons == checked("--tp-size", "2").reasons == ()
+def test_ranks_of_one_pool_that_send_states_are_refused_where_a_server_refuses_them() -> None:
+    assert refusal_of_ranks(2) in checked(*PREFILLS_OF_TWO_RANKS).reasons
+    assert checked("--enable-unified-memory", "--tp-size", "2").reasons == ()
 
 
 def test_ranks_that_cannot_share_the_heads_are_refused() -> None:
@@ -70,7 +70,7 @@ def test_ranks_that_cannot_share_the_heads_are_refused() -> None:
 
 
 def test_a_request_s_ranks_are_those_of_its_attention_group() -> None:
-    assert checked(*TWO_RANKS_IN_ONE_POOL, "--attn-dp-size", "2").reasons == ()
+    assert refusal_of_ranks(2) not in checked(*PREFILLS_OF_TWO_RANKS, "--attn-dp-size", "2").reasons
 
 
 def test_the_pools_of_the_cpu_platform_are_its_own() -> None:
@@ -99,7 +99,7 @@ def test_the_command_answers_for_cuda_unless_told_otherwise(
     if environment is None:
         monkeypatch.delenv("SGLANG_PLATFORM")
     file = tmp_path / "answer.json"
-    status = cli.main(["check", *option, "--json", str(file), "--", "--model-path", GDN, *TWO_RANKS_IN_ONE_POOL])
+    status = cli.main(["check", *option, "--json", str(file), "--", "--model-path", FALCON])
     assert status == (0 if is_served else 1)
     assert json.loads(file.read_text(encoding="utf-8"))["served"] == is_served
 
@@ -289,9 +289,10 @@ def test_a_model_that_does_not_fit_is_not_served_and_what_would_fit_is_named() -
     assert checked(machine=card("80GB"), model=SMALL).is_served
 
 
-def test_what_would_fit_is_what_would_be_served() -> None:
-    """One pool takes one rank, so more cards are no way out."""
-    (reason,) = checked("--enable-unified-memory", machine=card("80GB"), model=GDN + "-FP8").reasons
+def test_what_would_fit_is_what_would_be_served(tmp_path: Path) -> None:
+    """States are saved by one rank, so more cards are no way out."""
+    saving = ("--mamba-full-memory-ratio", "0.9", "--marconi-save-dir", str(tmp_path))
+    (reason,) = checked(*saving, machine=card("80GB"), model=GDN + "-FP8").reasons
     assert reason.endswith("what would fit: a card of 96 GB")
 
 

@@ -3,6 +3,7 @@
 Each negative control puts one thing back that a rank alone knows, and must see ranks part.
 """
 
+import inspect
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from sglang.srt.mem_cache.allocator.unified_sub_pool import MultiEndedAllocator
 
 from marconi.engine.agreement import RankSettings, first_difference, require_alike
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.tree import RadixTree
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
+from rig.late_passes import LatePasses
 from rig.pools import Division, Strategy
 from rig.ranks import Ranks, RanksParted
 from rig.soak import SoakPlan, soak_pools
@@ -73,6 +76,25 @@ def test_two_ranks_decide_alike_under_pressure(choice: PolicyChoice, memory: Div
     assert soak.ranks[0].soak.num_flushes > 0
 
 
+def late_ranks(num_ranks: int, strategy: Strategy = Strategy.EXTRA_BUFFER) -> Ranks:
+    """Ranks of one pool, each of which finds at its own time that a forward pass has ended."""
+    soak = ranks(num_ranks, memory=Division.ONE_POOL, strategy=strategy)
+    for index, rank in enumerate(soak.ranks):
+        rank.soak.scheduler.passes = LatePasses(rank.soak.scheduler.cache.token_to_kv_pool_allocator, seed=index)
+    return soak
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_of_one_pool_decide_alike_whenever_they_find_that_a_pass_has_ended(num_ranks: int) -> None:
+    soak = late_ranks(num_ranks)
+    soak.run()
+    for rank in soak.ranks:
+        assert rank.soak.scheduler.passes is not None
+        assert rank.soak.scheduler.passes.num_pending > 100
+        assert rank.soak.scheduler.passes.num_waits > 10
+    assert soak.caches[0].status().evictions["bytes"] > 25
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [*Strategy], ids=str)
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
@@ -116,6 +138,24 @@ def test_control_an_order_of_addresses_parts_ranks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(RadixTree, "take_changed", lambda tree: sorted(set(take_changed(tree)), key=id))
     with pytest.raises(RanksParted):
         ranks(4).run()
+
+
+def test_control_sglangs_own_count_of_one_pool_parts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts a place once it finds that no pass reads it any more."""
+    soak = late_ranks(2)
+    own = inspect.unwrap(MultiEndedAllocator.schedulable_available_size)
+    monkeypatch.setattr(MultiEndedAllocator, "schedulable_available_size", own)
+    with pytest.raises(RanksParted):
+        soak.run()
+
+
+def test_control_without_a_wait_for_passes_there_is_less_than_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    soak = late_ranks(2)
+    monkeypatch.setattr(
+        MultiEndedAllocator, "flush_for_allocation", inspect.unwrap(MultiEndedAllocator.flush_for_allocation)
+    )
+    with pytest.raises(RanksParted):
+        soak.run()
 
 
 # Agreement at the start

@@ -86,33 +86,31 @@ def test_a_cap_of_states_per_path_is_taken_and_said_to_have_no_effect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "strategy", "is_on_cpu", "expected"),
+    ("facts", "given", "expected"),
     [
         (
             Facts(is_hybrid=True, has_one_pool=True, num_ranks=4),
-            "auto",
-            False,
-            "is only supported with 1 rank per cache on a GPU, got 4",
+            {"disaggregation_mode": "prefill"},
+            "--disaggregation-mode prefill is only supported with 1 rank per cache, got 4",
         ),
-        (Facts(is_hybrid=True, has_one_pool=True, num_ranks=1), "auto", False, None),
-        (Facts(is_hybrid=True, has_one_pool=True, num_ranks=4), "auto", True, None),
-        (Facts(is_hybrid=True, num_ranks=4), "auto", False, None),
+        (Facts(is_hybrid=True, has_one_pool=True, num_ranks=1), {"disaggregation_mode": "prefill"}, None),
+        (Facts(is_hybrid=True, has_one_pool=True, num_ranks=4), {}, None),
+        (Facts(is_hybrid=True, num_ranks=4), {"disaggregation_mode": "prefill"}, None),
         (
             Facts(is_hybrid=True, why_not_planned="its backend"),
-            "extra_buffer_lazy",
-            False,
+            {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
             "extra_buffer_lazy is only supported with",
         ),
-        (Facts(is_hybrid=True), "extra_buffer_lazy", False, None),
-        (Facts(is_hybrid=True, captures_layers=True), "auto", False, "--cuda-graph-backend-prefill must be disabled"),
-        (Facts(is_hybrid=False, captures_layers=True), "auto", False, None),
+        (Facts(is_hybrid=True), {"mamba_radix_cache_strategy": "extra_buffer_lazy"}, None),
+        (Facts(is_hybrid=True, captures_layers=True), {}, "--cuda-graph-backend-prefill must be disabled"),
+        (Facts(is_hybrid=False, captures_layers=True), {}, None),
     ],
 )
-def test_what_hangs_on_the_model_or_the_device_is_refused_there_alone(
-    facts: Facts, strategy: str, is_on_cpu: bool, expected: str | None
+def test_what_hangs_on_the_model_or_the_ranks_is_refused_there_alone(
+    facts: Facts, given: dict[str, str], expected: str | None
 ) -> None:
-    server_args = SimpleNamespace(mamba_radix_cache_strategy=strategy, speculative_algorithm=None)
-    found = list(service.against_cache(server_args, Flags(), replace(facts, is_on_cpu=is_on_cpu)))
+    defaults = {"mamba_radix_cache_strategy": "auto", "speculative_algorithm": None, "disaggregation_mode": "null"}
+    found = list(service.against_cache(SimpleNamespace(**defaults | given), Flags(), facts))
     assert len(found) == (expected is not None)
     assert all(expected is not None and expected in line for line in found)
 
@@ -125,7 +123,9 @@ def test_advice_is_refused_where_there_is_nothing_to_divide(facts: Facts) -> Non
 
 
 def test_drafts_in_one_pool_are_refused() -> None:
-    server_args = SimpleNamespace(mamba_radix_cache_strategy="auto", speculative_algorithm="NGRAM")
+    server_args = SimpleNamespace(
+        mamba_radix_cache_strategy="auto", speculative_algorithm="NGRAM", disaggregation_mode="null"
+    )
     assert list(service.against_cache(server_args, Flags(), Facts(is_hybrid=True))) == []
     (line,) = service.against_cache(server_args, Flags(), Facts(is_hybrid=True, has_one_pool=True))
     assert line.startswith("--speculative-algorithm NGRAM is not supported with --enable-unified-memory")

@@ -61,18 +61,18 @@ def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_ev
     assert {task.mamba_ratio for task in tasks if str(task.policy) == "best"} == {None, *RATIOS}
 
 
-def test_what_a_server_of_several_ranks_refuses_is_no_candidate() -> None:
-    """It takes no one pool; `test_check_machine.py` holds `marconi check` to the same."""
-    assert {task.mamba_ratio for task in candidates(10**9, num_ranks=2)} == set(RATIOS)
+def test_what_a_server_with_a_host_tier_refuses_is_no_candidate() -> None:
+    """It takes no one pool; `test_check.py` holds `marconi check` to the same."""
     assert {task.mamba_ratio for task in candidates(10**9, has_host_tier=True)} == set(RATIOS)
-    advised = []
-    for num_ranks in (1, 2):
-        model = load("nemotron-h-8b", tensor_parallel=num_ranks)
-        inputs = ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
-        (advice,) = make_plan(inputs, [2 * Needs.of(inputs).largest_bytes], None, 1).advice
-        advised.append("\n".join(advice.sentences) + str(advice.to_json()["sglang_flags"]))
-    assert ONE_POOL in advised[0]
-    assert ONE_POOL not in advised[1]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_one_pool_is_advised_over_any_number_of_ranks(num_ranks: int) -> None:
+    model = load("nemotron-h-8b", tensor_parallel=num_ranks)
+    inputs = ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+    (advice,) = make_plan(inputs, [2 * Needs.of(inputs).largest_bytes], None, 1).advice
+    assert ONE_POOL in "\n".join(advice.sentences)
+    assert advice.to_json()["sglang_flags"] == ONE_POOL
 
 
 def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:
@@ -103,7 +103,7 @@ def test_checkpoints_in_int8_are_a_candidate_where_a_server_serves_them() -> Non
     def ratios(**fields: Any) -> list[float | None]:
         return [task.mamba_ratio for task in candidates(10**9, **fields) if task.int8_checkpoints]
 
-    assert ratios(has_int8=True) == ratios(has_int8=True, num_ranks=2) == [*INT8_RATIOS]
+    assert ratios(has_int8=True) == [*INT8_RATIOS]
     assert ratios() == ratios(has_int8=True, has_host_tier=True) == []
 
 

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from marconi.engine.prefill.checkpoint import mark_written
@@ -31,6 +32,7 @@ from rig.forward import ForwardPass
 from rig.int8_contents import Int8Contents
 from rig.joint_contents import JointContents
 from rig.late_copies import LateCopies
+from rig.late_passes import LatePasses
 from rig.pools import Division, HostPools, Strategy
 from rig.workload import STOP, Script
 
@@ -78,6 +80,8 @@ class HostScheduler:
         self.outcomes: Counter[Outcome] = Counter()
         self.num_prefilled_tokens = 0
         self.num_prefills = self.num_chunks = self.num_hit_tokens = 0
+        self.passes: LatePasses | None = None
+        """None where each pass has ended before anything asks."""
         self._host = host
         self._kv = cache.token_to_kv_pool_allocator
         self._rows = cache.req_to_token_pool
@@ -195,12 +199,21 @@ class HostScheduler:
 
         Returns whether there was any.
         """
+        with pytest.MonkeyPatch.context() as patch:
+            if self.passes is not None:
+                self.passes.patch(patch)
+                self.passes.before_step()
+            return self._step()
+
+    def _step(self) -> bool:
         num_results = len(self._results)
         launched = self._launch()
         if launched is not None:
             self._results.append(launched)
         num_left = int(self._overlaps and launched is not None)
         while len(self._results) > num_left:
+            if self.passes is not None:
+                self.passes.took_result()
             self._take_result(self._results.pop(0))
         self._last = launched
         return launched is not None or num_results > 0
@@ -325,7 +338,7 @@ class HostScheduler:
         batch.prefix_lens, batch.extend_lens = [req.prefix_len for req in reqs], [req.extend_len for req in reqs]
         batch.extend_num_tokens = sum(batch.extend_lens)
         self.num_prefilled_tokens += batch.extend_num_tokens
-        alloc_for_extend(batch)
+        indices, *_ = alloc_for_extend(batch)
         for row, req in enumerate(reqs):
             req.is_retracted = False
             if not req.retracted_stain and not req.already_computed:
@@ -339,6 +352,8 @@ class HostScheduler:
         batch._collect_deferred_mamba_cow_and_clear(reqs)
         self.num_prefills += len(reqs)
         self.num_chunks += self._chunked in reqs
+        if self.passes is not None:
+            self.passes.launched(indices)
         return _Launched(reqs, is_prefill=True, chunked=self._chunked)
 
     def _tracked_in_prefill(self, batch: Any, req: Any) -> list[tuple[int, int]]:
@@ -369,7 +384,7 @@ class HostScheduler:
                 return None
             batch = self._decode_batch(reqs)
         before_prepare_for_decode(batch)
-        alloc_for_decode(batch, token_per_req=1)
+        indices = alloc_for_decode(batch, token_per_req=1)
         launched = _Launched(reqs, is_prefill=False)
         for req in reqs:
             req.decode_batch_idx += 1
@@ -377,6 +392,8 @@ class HostScheduler:
             launched.batch_indices.append(req.decode_batch_idx)
             launched.tracking_indices.append(req.kv.mamba_next_track_idx)
             self._forward.decode(req, self._scripts[req.rid][1], self._track_tokens)
+        if self.passes is not None:
+            self.passes.launched(indices)
         return launched
 
     def _decode_batch(self, reqs: list[Any]) -> Any:

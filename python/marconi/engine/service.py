@@ -135,8 +135,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     if facts.has_one_pool:
         yield from _said(lambda: require_planned_states(facts.admission(given)))
         yield from _said(lambda: require_no_drafts(server_args.speculative_algorithm))
-        if not facts.is_on_cpu:
-            yield from _said(lambda: require_one_rank(facts.num_ranks))
+        yield from _said(lambda: require_one_rank(facts.num_ranks, server_args.disaggregation_mode))
 
 
 def against_saving(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]:

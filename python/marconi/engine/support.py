@@ -170,12 +170,15 @@ def require_locked_states(strategy: str, admission: str) -> None:
         )
 
 
-def require_one_rank(num_ranks: int) -> None:
-    """Raise `Refusal` if several GPU ranks share one pool: its free memory depends on when each device ends a pass."""
-    if num_ranks > 1:
+def require_one_rank(num_ranks: int, role: str) -> None:
+    """Raise `Refusal` if several ranks of a server that sends states on to another share one pool.
+
+    Transfers, which each rank sees end at a different time, forbid SGLang to close gaps in it.
+    """
+    if num_ranks > 1 and role != "null":
         raise Refusal(
-            f"--enable-unified-memory is only supported with 1 rank per cache on a GPU, got {num_ranks}: SGLang reuses "
-            "freed memory once a pass has ended, which each rank sees at a different time"
+            f"--enable-unified-memory with --disaggregation-mode {role} is only supported with 1 rank per cache, got "
+            f"{num_ranks}: what SGLang's pool can allocate depends on when each rank's transfers end"
         )
 
 

@@ -14,6 +14,7 @@ from marconi.engine.touch import Group, Kind, Touch, resolve
 _SEAM: Final = "nothing: this is the seam for it"
 _CLASS: Final = "a public class to extend"
 _HINTS: Final = "hints for the cache as a field of a request"
+_SETTLED: Final = "the pool counting what is lent, not which forward passes have ended"
 _HOST: Final = "a tree core that says what is copied and what is loaded"
 
 _ENVS: Final = "sglang.srt.environ.envs."
@@ -21,6 +22,7 @@ _MANAGERS: Final = "sglang.srt.managers."
 _COMPONENTS: Final = "sglang.srt.managers.scheduler_components."
 _UPDATER: Final = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _CACHE: Final = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_SUB_POOL: Final = "sglang.srt.mem_cache.allocator.unified_sub_pool.MultiEndedAllocator"
 _TREE_CORE: Final = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface"
 _CONFIGURATOR: Final = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
 _BUDGET: Final = "sglang.srt.mem_cache.prefill_budget.PrefillBudget"
@@ -554,6 +556,20 @@ ONE_POOL = Group(
             _MANAGERS + "schedule_policy.PrefillAdder._mamba_gap_budget_for_req",
             "a request's tracking slots count, each as the KV tokens of its bytes",
             "joint.admission.around_gap_budget",
+        ),
+        Touch(
+            Kind.AROUND,
+            _SUB_POOL + ".schedulable_available_size",
+            "places that a forward pass may still read count as free, so all ranks count alike",
+            "joint.memory.around_schedulable_available_size",
+            until=_SETTLED,
+        ),
+        Touch(
+            Kind.AROUND,
+            _SUB_POOL + ".flush_for_allocation",
+            "an allocation that needs such places makes the stream wait for the pass",
+            "joint.memory.around_flush_for_allocation",
+            until=_SETTLED,
         ),
     ),
 )

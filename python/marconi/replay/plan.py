@@ -7,8 +7,8 @@ and speculative states included), for each amount of memory:
     this project       its default rule in one pool, to see what a division costs, and in two at the same ratios
     with int8          that in two pools at fewer ratios, with checkpoints in int8, where a server offers them
 
-A model without states has no two pools, and its cache stays SGLang's own. One pool is no candidate with a host tier,
-nor where ranks share requests: a server on a GPU supports neither.
+A model without states has no two pools, and its cache stays SGLang's own. One pool is no candidate with a host tier:
+a server does not support both.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
 above, so that nothing is changed for nothing. Checkpoints in int8 are never the best, since answers that resume from
@@ -39,7 +39,6 @@ from marconi.replay.verdict import (
     alone,
     fewer,
     halves,
-    has_one_pool,
     sizes,
 )
 
@@ -250,7 +249,6 @@ def make_plan(
             for task in candidates(
                 num_bytes,
                 inputs.has_states,
-                inputs.model.tensor_parallel,
                 has_host_tier=bool(host_bytes),
                 has_int8=inputs.has_int8_checkpoints,
             )
@@ -259,10 +257,10 @@ def make_plan(
     ]
     grid = [cell for cells in grids for cell in cells]
     num_ranks = inputs.model.tensor_parallel
-    others = [Cell.of(task) for task in sizes(memories_bytes, num_ranks, host_bytes)] if inputs.has_states else []
+    others = [Cell.of(task) for task in sizes(memories_bytes, host_bytes)] if inputs.has_states else []
     parts = halves(inputs) if inputs.has_states else ()
     half_bytes = min(memories_bytes) // 2, host_bytes // 2
-    pair = [Cell.of(task) for task in _of_half(*half_bytes, num_ranks)]
+    pair = [Cell.of(task) for task in _of_half(*half_bytes)]
     num_requests = len(inputs.trace.requests)
     with metered("plan", (num_replays([*grid, *others]) + 2 * bool(parts)) * num_requests) as meter:
         cells_of = [(inputs, [*grid, *others]), *((part, pair) for part in parts)]
@@ -271,16 +269,16 @@ def make_plan(
     report = report_of(inputs, unbounded_bytes, runs, num_processes)
     size, needs = len(grids[0]), Needs.of(inputs)
     advice = tuple(
-        Advice.of(runs[index * size : (index + 1) * size], needs, alone(num_bytes, num_ranks, host_bytes))
+        Advice.of(runs[index * size : (index + 1) * size], needs, alone(num_bytes, host_bytes))
         for index, num_bytes in enumerate(memories_bytes)
     )
     pairs = tuple((stock, ours) for stock, ours in of_halves)
     return Plan(report, advice, Beside(inputs.trace, inputs.has_states, num_ranks, of_sizes, pairs), host_bytes)
 
 
-def _of_half(memory_bytes: int, host_bytes: int, num_ranks: int) -> tuple[Task, Task]:
+def _of_half(memory_bytes: int, host_bytes: int) -> tuple[Task, Task]:
     """Stock SGLang and this project's default, in half the memory."""
-    return Task(STOCK, memory_bytes, RATIOS[0], host_bytes), alone(memory_bytes, num_ranks, host_bytes)
+    return Task(STOCK, memory_bytes, RATIOS[0], host_bytes), alone(memory_bytes, host_bytes)
 
 
 def _is_of(run: PolicyResult, task: Task) -> bool:
@@ -290,7 +288,6 @@ def _is_of(run: PolicyResult, task: Task) -> bool:
 def candidates(
     memory_bytes: int,
     has_states: bool = True,
-    num_ranks: int = 1,
     *,
     has_host_tier: bool = False,
     has_int8: bool = False,
@@ -302,7 +299,7 @@ def candidates(
     if not has_states:
         return (Task(STOCK, memory_bytes),)
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
-    ratios = (None, *RATIOS) if has_one_pool(num_ranks, has_host_tier) else RATIOS
+    ratios = RATIOS if has_host_tier else (None, *RATIOS)
     ours = [Task(DEFAULT, memory_bytes, ratio) for ratio in ratios]
     of_int8 = INT8_RATIOS if has_int8 and not has_host_tier else ()
     return (*stock, *ours, *(Task(DEFAULT, memory_bytes, ratio, int8_checkpoints=True) for ratio in of_int8))

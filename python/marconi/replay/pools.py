@@ -18,6 +18,10 @@ class Amount(NamedTuple):
     num_tokens: int
     num_states: int
 
+    def without(self, other: "Amount") -> "Amount":
+        """The rest."""
+        return Amount(self.num_tokens - other.num_tokens, self.num_states - other.num_states)
+
 
 NOTHING: Final = Amount(0, 0)
 

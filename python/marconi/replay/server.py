@@ -66,11 +66,6 @@ class ServerReplay:
         """The contents of the cache."""
         return Amount(self.hybrid.tree.num_tokens, self.hybrid.tree.num_states)
 
-    @property
-    def num_locked(self) -> int:
-        """States that running requests have locked."""
-        return len(set(self._in_use))
-
     def run_together(self, max_running: int) -> int:
         """Let up to `max_running` requests run beside each other, and no more than a server has rows for; how many."""
         num_rows = self.pools.num_rows(self.scheduling.num_working_slots)
@@ -170,18 +165,12 @@ class ServerReplay:
 
     def evictable(self, but: Node | None = None) -> Amount:
         """Evictable memory: KV on no locked path, and unlocked states; `but` counts as locked, too."""
-        return self._unlocked(self._locked(but))
-
-    def _unlocked(self, locked: Amount) -> Amount:
-        """What the tree holds beside `locked`."""
-        held = self.held
-        return Amount(held.num_tokens - locked.num_tokens, held.num_states - locked.num_states)
+        return self.held.without(self._locked(but))
 
     def _locked(self, but: Node | None = None) -> Amount:
         """KV on locked paths, and locked states; an eviction changes neither."""
-        seen = set[Node]()
         in_use = {*self._in_use, but} if but is not None else set(self._in_use)
-        num_tokens = 0
+        seen, num_tokens = set[Node](), 0
         for end in in_use:
             node = end
             while node.parent is not None and node not in seen:
@@ -202,7 +191,7 @@ class ServerReplay:
         locked = self._locked()
         for depth in depths:
             if not pools.spares_slot(NOTHING, reserved):
-                num_tokens, num_states = self._unlocked(locked)
+                num_tokens, num_states = self.held.without(locked)
                 if not pools.spares_slot(Amount(num_tokens, num_states - hybrid.num_awaited), reserved):
                     continue
                 role = plan.roles.get(depth)
@@ -245,7 +234,8 @@ class ServerReplay:
 
     def _num_to_lock(self, runs: Sequence["RunningRequest"]) -> int:
         """Slots of the states that other requests than `runs` may yet start from."""
-        return self.scheduling.max_running - len(runs) - self.num_locked + sum(run.is_holding for run in runs)
+        num_locked = len(set(self._in_use))
+        return self.scheduling.max_running - len(runs) - num_locked + sum(run.is_holding for run in runs)
 
     def free_tokens(self, num_tokens: int, now_s: float) -> None:
         """Evict until so many tokens of KV are free, or nothing is left to evict."""

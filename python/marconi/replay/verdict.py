@@ -1,7 +1,7 @@
 """A plan in five lines: would this cache help, with which flags, in how much memory, over how many servers, how sure.
 
-    alone     the project's default, as a server has it whose memory no flag divides: `best` in one pool, or over
-              several ranks in two pools at SGLang's ratio
+    alone     the project's default, as a server has it whose memory no flag divides: `best` in one pool, or above a
+              host tier in two pools at SGLang's ratio
     sizes     alone in half, twice, four times the memory, and in all that could ever be used
     halves    stock SGLang and alone on either half of the traffic, in half the memory
 
@@ -26,22 +26,16 @@ LEAST_GAIN: Final = 0.01
 """The least share of tokens that counts as a difference."""
 
 
-def has_one_pool(num_ranks: int, has_host_tier: bool) -> bool:
-    """True if a server on a GPU supports one pool, as far as that is known here."""
-    return num_ranks == 1 and not has_host_tier
-
-
-def alone(memory_bytes: int, num_ranks: int, host_bytes: int = 0) -> Task:
+def alone(memory_bytes: int, host_bytes: int = 0) -> Task:
     """The project's default, as a server has it without a flag that divides memory."""
-    ratio = None if has_one_pool(num_ranks, bool(host_bytes)) else SGLANG_MAMBA_RATIO
-    return Task(DEFAULT, memory_bytes, ratio, host_bytes)
+    return Task(DEFAULT, memory_bytes, SGLANG_MAMBA_RATIO if host_bytes else None, host_bytes)
 
 
-def sizes(memories_bytes: Sequence[int], num_ranks: int, host_bytes: int = 0) -> tuple[Task, ...]:
+def sizes(memories_bytes: Sequence[int], host_bytes: int = 0) -> tuple[Task, ...]:
     """List runs of the default alone in other amounts of memory than `memories_bytes`, rising."""
     smallest, largest = min(memories_bytes), max(memories_bytes)
     others = {int((smallest if times < 1 else largest) * times) for times in TIMES} - set(memories_bytes)
-    return tuple(alone(num_bytes, num_ranks, host_bytes) for num_bytes in (*sorted(others), UNBOUNDED_BYTES))
+    return tuple(alone(num_bytes, host_bytes) for num_bytes in (*sorted(others), UNBOUNDED_BYTES))
 
 
 def halves(inputs: ReplayInputs) -> tuple[ReplayInputs, ...]:
