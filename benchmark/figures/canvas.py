@@ -26,8 +26,12 @@ _SYSTEMS: Final = (
     *("vLLM+", "SGLang+", "Marconi", "best (this project)"),
     *("Belady (hindsight)", "Marconi, alpha 50"),
 )
-_COLOUR_OF: Final = MappingProxyType(dict(zip(_SYSTEMS, _COLOURS, strict=False)))
-"""The same in every figure."""
+_COLOUR_OF: Final = MappingProxyType(
+    dict(zip(_SYSTEMS, _COLOURS, strict=False)) | {"Marconi, best fixed alpha": _COLOURS[5]}
+)
+"""The same in every figure; no figure has both of a fixed alpha."""
+_LEGEND_CHARACTERS: Final = 100
+"""Of the labels that fit side by side above one panel."""
 _MARKERS: Final = "os^Dv<>x"
 _STYLE: Final = MappingProxyType(
     {
@@ -184,7 +188,9 @@ class Panel:
 
     def _legend(self, series: Mapping[str, object]) -> None:
         if len(series) > 1:
-            self._axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0.2)
+            longest = max(map(len, series))
+            num_columns = min(len(series), max(1, _LEGEND_CHARACTERS // (longest + 8)))
+            self._axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=num_columns, borderaxespad=0.2)
 
 
 def _colour(index: int, label: str) -> str:
