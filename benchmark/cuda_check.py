@@ -4,7 +4,8 @@
               recurrence (`test/kernels`)
     servers   small hybrid models in bfloat16, overlap and prefill graphs on: a reused state against the model itself
               (`test/engine/test_half_precision.py`), one server a step, all at once: GDN by FlashInfer with the
-              control, GDN by Triton with drafts, Mamba2 with pages of 64 and a host tier, GDN in one pool
+              control, GDN by Triton with drafts, Mamba2 with pages of 64 and a host tier, GDN in one pool, and in one
+              pool with drafts
     speed     exact checkpoints beside the prefills that they are taken from (`benchmark/kernels`; of Mamba2 by
               itself: SGLang's scan tunes itself for minutes), and host time (`benchmark/hook_cost.py`)
 
@@ -72,6 +73,7 @@ PARTS: Mapping[str, tuple[Step, ...]] = {
         _server("gdn-triton-drafts", f"{_REUSED}[gdn-triton-drafts]"),
         _server("mamba2-pages-host", f"{_REUSED}[mamba2-pages-host]"),
         _server("gdn-one-pool", f"{_REUSED}[gdn-one-pool]"),
+        _server("gdn-one-pool-drafts", f"{_REUSED}[gdn-one-pool-drafts]"),
     ),
     "speed": (
         Step(

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SLEEP_S = 60
 LATE_S = 5.0
 """Of a step that is to be late: Python starts in this time on a busy machine too."""
-SERVER_STEPS = ["gdn-flashinfer", "gdn-triton-drafts", "mamba2-pages-host", "gdn-one-pool"]
+SERVER_STEPS = ["gdn-flashinfer", "gdn-triton-drafts", "mamba2-pages-host", "gdn-one-pool", "gdn-one-pool-drafts"]
 
 
 @pytest.fixture

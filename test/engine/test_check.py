@@ -280,7 +280,7 @@ def test_checkpoints_in_int8_in_memory_of_few_slots_are_advised_against() -> Non
         (("--page-size", "64"), "share one pool"),
         (("--tp-size", "2"), "share one pool"),
         (("--enable-hierarchical-cache",), "the device has one pool"),
-        (("--speculative-algorithm", "NEXTN"), "entries of the one pool move"),
+        (("--speculative-algorithm", "NEXTN"), "has not run in one pool on a GPU yet"),
         (("--marconi-admission", "chunk-end"), "only supported with --marconi-admission judicious"),
         (("--disaggregation-mode", "prefill"), "--disaggregation-mode prefill"),
         (("--linear-attn-backend", "cutedsl"), "linear-attention DECODE backend must be one of"),

@@ -92,6 +92,14 @@ ON_A_CARD = (
         has_host_tier=True,
     ),
     Case("gdn-one-pool", WIDE, (*MARCONI, *UNDIVIDED, *TRITON), TRITON, has_one_pool=True),
+    Case(
+        "gdn-one-pool-drafts",
+        WIDE,
+        (*MARCONI, *UNDIVIDED, "--enable-unified-memory", *TRITON, *NEXTN),
+        (*TRITON, *NEXTN),
+        has_drafts=True,
+        has_one_pool=True,
+    ),
 )
 CASES = (
     *(Case(family, family, server_args(EXTRA_BUFFER)) for family in ("gdn", "mamba2")),

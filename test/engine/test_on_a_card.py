@@ -210,6 +210,7 @@ def test_a_request_without_tracking_slots_begins_with_the_paddings_and_ends_with
         "gdn-triton-drafts": 0,
         "mamba2-pages-host": 0,
         "gdn-one-pool": NUM_REQUESTS,
+        "gdn-one-pool-drafts": 0,
         "kda": NUM_REQUESTS,
     }
     slot = "torch.int64 (1,) cuda"
@@ -218,6 +219,7 @@ def test_a_request_without_tracking_slots_begins_with_the_paddings_and_ends_with
         "gdn-triton-drafts": (0, None),
         "mamba2-pages-host": (1, slot),
         "gdn-one-pool": (1, slot),
+        "gdn-one-pool-drafts": (0, None),
         "kda": (1, slot),
     }
 

@@ -33,6 +33,7 @@ NEXTN = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3", "--
 NEXTN += ("--speculative-num-draft-tokens", "4")
 NEXTN_TREE = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3", "--speculative-eagle-topk", "2")
 NEXTN_TREE += ("--speculative-num-draft-tokens", "5")
+ONE_POOL = ("--enable-unified-memory",)
 NUM_DRAFT_TOKENS = 12
 """The most that a step takes."""
 LENGTHS = (*range(1, NUM_DRAFT_TOKENS + 2), 17, 20, 23, 26, 29, 32)
@@ -44,12 +45,13 @@ OVERLAPPED = "overlapped"
 FAST = "gdn-NEXTN-overlapped"
 
 
-def launched(family: str, algorithm: str, schedule: str, *more: str) -> Launch:
+def launched(family: str, algorithm: str, schedule: str, *more: str, also: str = "two-ranks") -> Launch:
+    """A server; `more` are flags, and `also` names what they ask for."""
     drafts = {"NGRAM": NGRAM, "NEXTN": NEXTN, "TREE": NEXTN_TREE}[algorithm]
     strategy = NO_BUFFER if schedule == NO_BUFFER else EXTRA_BUFFER
     made = Launch("-".join((family, algorithm, schedule)), family + MTP, (*server_args(strategy), *drafts), strategy)
     if more:
-        made = replace(made, name=f"{made.name}-two-ranks", args=(*made.args, *more), env=CONSENSUS)
+        made = replace(made, name=f"{made.name}-{also}", args=(*made.args, *more), env=CONSENSUS)
     return replace(made, entry_point=OVERLAPPING_SERVER) if schedule == OVERLAPPED else made
 
 
@@ -66,6 +68,9 @@ EVERY = (
     launched("mamba2", "TREE", OVERLAPPED),
     launched("gdn", "NEXTN", OVERLAPPED, *TWO_RANKS),
     launched("mamba2", "NGRAM", NO_BUFFER, *TWO_RANKS),
+    launched("gdn", "NEXTN", OVERLAPPED, *ONE_POOL, also="one-pool"),
+    launched("mamba2", "NEXTN", NO_BUFFER, *ONE_POOL, also="one-pool"),
+    launched("gdn", "NEXTN", OVERLAPPED, *ONE_POOL, *TWO_RANKS, also="one-pool-two-ranks"),
 )
 LAUNCHES = tuple(pytest.param(each, marks=() if each.name == FAST else pytest.mark.slow) for each in EVERY)
 LEFT_OUT = {"every-position", "at-a-prefills-end", "branch-at-399", "branch-at-401"}
@@ -260,19 +265,24 @@ def test_a_small_model_may_draft(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("schedule", "fault"),
-    [*product((OVERLAPPED, NO_BUFFER), ("too-far", "rejected")), (OVERLAPPED, "late")],
+    ("schedule", "fault", "memory"),
+    [
+        *product((OVERLAPPED, NO_BUFFER), ("too-far", "rejected"), [()]),
+        (OVERLAPPED, "late", ()),
+        pytest.param(OVERLAPPED, "too-far", ONE_POOL, id="one-pool"),
+    ],
 )
 def test_negative_control_a_state_of_another_draft_is_seen(
     fault: str,
     schedule: str,
+    memory: tuple[str, ...],
     preload: EntryPoint,
     models: dict[str, Path],
     references: Callable[[str], Reference],
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    launch = launched("gdn", "NEXTN", schedule)
+    launch = launched("gdn", "NEXTN", schedule, *memory, also="one-pool")
     env = (("FAULT", fault), *((("OVERLAP", "1"),) if schedule == OVERLAPPED else ()))
     with replace(launch, env=env).process(
         models, tmp_path / "log", entry_point=preload(BROKEN_DRAFTS_SERVER)

@@ -122,13 +122,17 @@ def test_advice_is_refused_where_there_is_nothing_to_divide(facts: Facts) -> Non
     assert line.startswith("--marconi-advice: there is no memory to divide")
 
 
-def test_drafts_in_one_pool_are_refused() -> None:
-    server_args = SimpleNamespace(
-        mamba_radix_cache_strategy="auto", speculative_algorithm="NGRAM", disaggregation_mode="null"
-    )
-    assert list(service.against_cache(server_args, Flags(), Facts(is_hybrid=True))) == []
-    (line,) = service.against_cache(server_args, Flags(), Facts(is_hybrid=True, has_one_pool=True))
-    assert line.startswith("--speculative-algorithm NGRAM is not supported with --enable-unified-memory")
+def test_drafts_whose_steps_are_not_followed_are_refused_in_one_pool() -> None:
+    facts = Facts(is_hybrid=True, has_one_pool=True)
+    for algorithm, is_served in (("DSPARK", False), ("EAGLE", True)):
+        server_args = SimpleNamespace(
+            mamba_radix_cache_strategy="auto", speculative_algorithm=algorithm, disaggregation_mode="null"
+        )
+        assert list(service.against_cache(server_args, Flags(), replace(facts, has_one_pool=False))) == []
+        lines = list(service.against_cache(server_args, Flags(), facts))
+        assert [line.split(" and ")[0] for line in lines] == [
+            "--speculative-algorithm DSPARK is not supported with --enable-unified-memory"
+        ] * (not is_served)
 
 
 @pytest.mark.parametrize("ratio", [-1.0, 0.0, float("nan"), float("inf")])

@@ -2,11 +2,12 @@
 
 SGLang's pool runs on a CPU unchanged; it lacks an attention backend there that knows that the pool's indices are
 names, behind which entries move. So `torch_native` is given places: it writes where the batch's plan says, and reads
-rows of places in those of names. It is added to SGLang's list of backends that look places up themselves. An entry
-never has to wait for a pass in flight before it moves: on a CPU a pass has ended when its call returns.
+rows of places in those of names. It is added to SGLang's lists of backends that look places up themselves. The KV of a
+draft model lies in the target's entries and has their names. An entry never has to wait for a pass in flight before it
+moves: on a CPU a pass has ended when its call returns.
 
 Sources: `srt/layers/attention/torch_native_backend.py`, `srt/arg_groups/kv_cache_hook.py`,
-`srt/mem_cache/kv_cache_configurator.py`.
+`srt/mem_cache/kv_cache_configurator.py`, `srt/mem_cache/unified_draft_pool.py`.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,16 @@ _KNOWN = "triton"
 """A backend that SGLang knows to look places up."""
 _ROWS, _INDICES = 4, 5
 """Positions of two arguments of `_run_sdpa_forward_*`: SGLang's table of requests, and the batch's rows of it."""
+_AUDITED = ("_SPEC_VERIFY_AUDITED_BACKENDS", "_SPEC_MHA_AUDITED_BACKENDS", "TRANSLATED_MHA_RAILS")
+"""SGLang's lists of backends by which drafts are made and verified in one pool."""
+
+
+def register() -> None:
+    """Add attention by torch to the lists, before SGLang's other modules import them."""
+    from sglang.srt.arg_groups import kv_cache_hook
+
+    for name in _AUDITED:
+        setattr(kv_cache_hook, name, getattr(kv_cache_hook, name) | {_ATTENTION})
 
 
 def around_page_major_layout(handle: Callable[[Any], None], server_args: Any) -> None:
@@ -83,8 +94,15 @@ def forget_pass(_allocator: Any, *_: Any, **__: Any) -> None:
 
 def _translate_of(backend: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """From names to places; None for a pool whose indices are places."""
-    pool: Any = getattr(backend.token_to_kv_pool, "full_kv_pool", None)
+    pool: Any = backend.token_to_kv_pool
+    # A draft model's, whose KV lies in the target's entries.
+    target = getattr(pool, "host_allocator", None)
+    translate: Callable[[torch.Tensor], torch.Tensor]
+    if target is not None:
+        translate = target.translate_kv_loc
+        return translate
+    pool = getattr(pool, "full_kv_pool", None)
     if pool is None or not pool.requires_physical_write_loc:
         return None
-    translate: Callable[[torch.Tensor], torch.Tensor] = pool.host_transfer_translate
+    translate = pool.host_transfer_translate
     return translate

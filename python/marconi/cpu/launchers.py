@@ -18,7 +18,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.model_executor import forward_batch_info
 from sglang.srt.speculative import eagle_utils
 
-from marconi.cpu import convolution, draft_tree, host_copies, paging, upstream
+from marconi.cpu import convolution, draft_tree, host_copies, joint_pool, paging, upstream
 from marconi.engine import touch
 
 _FILL_VALUE: Final = "get_cpu_graph_seq_len_fill_value"
@@ -30,6 +30,7 @@ def register() -> None:
     """Put the replacements in; SGLang applies the hooks afterwards."""
     touch.register(*upstream.GROUPS)
     paging.register()
+    joint_pool.register()
     host_copies.register()
     vars(sys.modules.setdefault(_TREES, ModuleType(_TREES))).update(
         reconstruct_indices_from_tree_mask=draft_tree.reconstruct_indices_from_tree_mask

@@ -78,6 +78,8 @@ class DraftSteps:
 
     def __init__(self, model_runner: Any, topk: int, num_steps: int) -> None:
         self.attn_backends = [DraftStep(model_runner, topk, num_steps, step) for step in range(num_steps - 1)]
+        self.kv_index_translator = model_runner.kv_index_translator
+        """From the names of KV to its places, where SGLang looks for it."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """There is none: a step reads what it needs of the batch."""

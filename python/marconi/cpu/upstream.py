@@ -121,6 +121,12 @@ POOL = Group(
             _HERE + "joint_pool.around_page_major_layout",
         ),
         Touch(
+            Kind.ASSIGN,
+            "sglang.srt.arg_groups.kv_cache_hook",
+            "as above, where drafts are made and verified: `_SPEC_VERIFY_AUDITED_BACKENDS`, "
+            "`_SPEC_MHA_AUDITED_BACKENDS` and `TRANSLATED_MHA_RAILS` (`cpu/joint_pool.py`)",
+        ),
+        Touch(
             Kind.AROUND,
             "sglang.srt.platforms.interface.reject_out_of_tree_path",
             "the flag is not refused for a platform from outside",

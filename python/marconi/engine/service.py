@@ -20,11 +20,11 @@ from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import CHUNK_END, JUDICIOUS
 from marconi.engine.support import (
     refusals,
+    require_followed_drafts,
     require_host_room,
     require_host_rule,
     require_loadable_drafts,
     require_locked_states,
-    require_no_drafts,
     require_one_rank,
     require_plain,
     require_planned_states,
@@ -134,7 +134,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
         yield from _said(lambda: require_loadable_drafts(server_args.speculative_algorithm))
     if facts.has_one_pool:
         yield from _said(lambda: require_planned_states(facts.admission(given)))
-        yield from _said(lambda: require_no_drafts(server_args.speculative_algorithm))
+        yield from _said(lambda: require_followed_drafts(server_args.speculative_algorithm))
         yield from _said(lambda: require_one_rank(facts.num_ranks, server_args.disaggregation_mode))
 
 

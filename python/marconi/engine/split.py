@@ -85,8 +85,8 @@ def why_not(server_args: Any, **changes: Any) -> str | None:
     if not facts.has_own_cache:
         return "the cache is SGLang's own"
     given = flags.from_environ(os.environ)
-    role = against_role(record) if record.enable_unified_memory else ()
-    return next(chain(role, service.against_cache(record, given, facts)), None)
+    choice = against_choice(record) if record.enable_unified_memory else ()
+    return next(chain(choice, service.against_cache(record, given, facts)), None)
 
 
 def words_of(error: BaseException) -> str:
@@ -96,10 +96,15 @@ def words_of(error: BaseException) -> str:
     return one_line(error).removeprefix("AssertionError: ").removeprefix("ValueError: ")
 
 
-def against_role(server_args: Any) -> Iterator[str]:
-    """A line if the server has a role in which one pool is only chosen by the operator."""
+def against_choice(server_args: Any) -> Iterator[str]:
+    """A line for everything with which only the operator chooses one pool."""
     if server_args.disaggregation_mode != "null":
         yield f"--disaggregation-mode {server_args.disaggregation_mode} sends states from one pool by Mooncake alone"
+    if server_args.speculative_algorithm is not None:
+        yield (
+            f"--speculative-algorithm {server_args.speculative_algorithm} has not run in one pool on a GPU yet: "
+            "--enable-unified-memory chooses it"
+        )
 
 
 @contextmanager

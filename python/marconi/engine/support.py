@@ -182,12 +182,12 @@ def require_one_rank(num_ranks: int, role: str) -> None:
         )
 
 
-def require_no_drafts(algorithm: str | None) -> None:
-    """Raise `Refusal` if a server with one pool decodes speculatively."""
-    if algorithm is not None:
+def require_followed_drafts(algorithm: str | None) -> None:
+    """Raise `Refusal` if a server with one pool drafts by an algorithm with which entries that move are untested."""
+    if _tracked_drafts(algorithm):
         raise Refusal(
             f"--speculative-algorithm {algorithm} is not supported with --enable-unified-memory and "
-            "--radix-cache-backend marconi: entries of the one pool move while drafts are verified, which is untested"
+            "--radix-cache-backend marconi: it drafts only on a GPU, where entries that move have not been tested"
         )
 
 

@@ -108,7 +108,7 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
     record = line.make_record()
     record.enable_unified_memory = True
     joint, is_short_of_one = _answer_to(record, line, model, machine)
-    reason = next(split.against_role(record), None) or next(iter(joint.reasons), None)
+    reason = next(split.against_choice(record), None) or next(iter(joint.reasons), None)
     if reason is None:
         return replace(joint, split=split.ONE_POOL), is_short_of_one
     return replace(found, split=split.two_pools(reason)), is_short
