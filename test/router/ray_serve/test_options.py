@@ -39,9 +39,11 @@ def test_a_wrong_option_is_named_in_a_line(args: dict[str, Any], words: str) -> 
 
 
 def test_what_concerns_only_router_and_ingress_is_not_sent_and_no_prompt_is_printed() -> None:
-    call = Call("POST", "/generate", (("a", "b"),), b"what a user wrote", frozenset("x"), "x", lambda: None)
+    added = {"custom_params": {}}
+    call = Call("POST", "/generate", (("a", "b"),), b"what a user wrote", added, frozenset("x"), "x", "", lambda: None)
     sent = pickle.loads(pickle.dumps(call))  # noqa: S301 - our own
     assert (sent.method, sent.path, sent.headers, sent.body) == ("POST", "/generate", (("a", "b"),), call.body)
+    assert sent.added == added
     assert (sent.tried, sent.replica, sent.answered) == (frozenset(), None, None)
     assert "wrote" not in repr(call)
 

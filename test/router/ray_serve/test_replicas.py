@@ -15,6 +15,7 @@ import aiohttp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marconi.events.base import SHARED_ELSEWHERE
 from marconi.events.hashes import HashSpace
 from marconi.model import load
 from marconi.model.learned_latency import LearnedLatency
@@ -193,6 +194,23 @@ def test_a_request_that_the_host_sent_elsewhere_counts_there_and_only_its_own_en
             assert made.dispatcher.num_running("b") == 1, "a had rejected it"
             made.finished("1", "b")
             assert [made.dispatcher.num_running(name) for name in "ab"] == [0, 0]
+
+    run(story())
+
+
+def test_a_replica_without_a_prefix_that_another_has_is_asked_for_a_state_at_its_end() -> None:
+    async def story() -> None:
+        workers = StandIn("a"), StandIn("b")
+        async with chosen_by(*workers) as made:
+            serve(workers[0], "x" * 80)
+            await until(hears_all(made, *workers))
+            asked, num_tokens = call("x" * 90), 79 // BLOCK_TOKENS * BLOCK_TOKENS
+            assert await choice(made, "elsewhere", asked, "b") == "b"
+            assert made.added("elsewhere", asked) == {
+                "sampling_params": {"custom_params": {SHARED_ELSEWHERE: num_tokens}}
+            }
+            assert await choice(made, "at its holder", asked, "a") == "a"
+            assert made.added("at its holder", asked) == made.added("unknown", asked) == {}
 
     run(story())
 

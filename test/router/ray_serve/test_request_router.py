@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,13 +14,16 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="THE RAY EXTRA IS NOT INSTALLED, this test did not run: pip install '.[ray]'")
 
+import aiohttp
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, RequestMetadata
 from ray.serve.request_router import PendingRequest, ReplicaID
 
+from marconi.events.base import SHARED_ELSEWHERE
 from marconi.events.hashes import HashSpace
 from marconi.router.dispatch import prompt_of
 from marconi.router.ray_serve import request_router as module
-from marconi.router.ray_serve.call import Call
+from marconi.router.ray_serve.call import Call, ResponseHead
+from marconi.router.ray_serve.deployment import SGLang
 from marconi.router.ray_serve.request_router import StateAwareRouter
 from router.gateway.stand_in import BLOCK_TOKENS, MODEL, StandIn, living
 
@@ -135,6 +139,38 @@ def test_a_call_goes_to_the_replica_that_holds_its_state_until_its_end_is_told(m
             asked.answered()
             router.on_request_completed(ReplicaID("b", OF), "1")
             assert num_running(router, "b") == 0
+
+    run(story())
+
+
+def test_a_call_asks_for_a_state_where_only_another_replica_has_its_prefix(model: Path) -> None:
+    async def story() -> None:
+        workers = [StandIn(name) for name in "ab"]
+        async with router_of(model, *workers) as (router, _):
+            await holds(router, workers[1])
+            known = router._replicas_known
+            assert known is not None
+            await until(lambda: known.has_events("a", time.monotonic()))
+            asked = call([*IDS, 5, 6])
+            asked.tried = frozenset("b")
+            assert await routed(router, pending(asked)) == "a"
+            num_tokens = (len(IDS) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+            assert asked.added == {"sampling_params": {"custom_params": {SHARED_ELSEWHERE: num_tokens}}}
+
+    run(story())
+
+
+def test_a_replica_adds_to_the_body_what_its_router_asks() -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with living(worker), aiohttp.ClientSession(trust_env=False) as session:
+            replica: Any = SimpleNamespace(_server=worker, _name="a", _client=lambda: session)
+            for added in ({}, {"sampling_params": {"custom_params": {SHARED_ELSEWHERE: 8}}}):
+                asked = Call("POST", "/generate", (), b'{"text": "0123456789"}', added)
+                (head,) = [part async for part in SGLang.forward(replica, asked)]
+                assert isinstance(head, ResponseHead)
+                assert head.status == 200
+                assert worker.asked[-1] == {"text": "0123456789"} | added
 
     run(story())
 

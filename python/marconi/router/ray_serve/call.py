@@ -20,6 +20,8 @@ class Call:
     """The path with its query."""
     headers: Headers = ()
     body: bytes = field(default=b"", repr=False)
+    added: dict[str, Any] = field(default_factory=dict)
+    """Fields that the replica adds to the body, set by the request router."""
     tried: frozenset[str] = frozenset()
     """Replicas that have failed it: another is chosen where there is one. Not sent."""
     replica: str | None = None
@@ -30,7 +32,7 @@ class Call:
     """Set by the request router, to be called when the answer begins, from any thread. Not sent."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Call, (self.method, self.path, self.headers, self.body)
+        return Call, (self.method, self.path, self.headers, self.body, self.added)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import aiohttp
 import ray.util
 from ray import serve
 
+from marconi.router.gateway.added import with_fields
 from marconi.router.gateway.upstream import STREAM, client_session, relayed_headers
 from marconi.router.ray_serve.call import Call, ResponseHead, ServerGone
 from marconi.router.ray_serve.options import Options
@@ -42,7 +43,10 @@ class SGLang:
         """
         try:
             async with self._client().request(
-                call.method, f"{self._server.url}{call.path}", data=call.body or None, headers=call.headers
+                call.method,
+                f"{self._server.url}{call.path}",
+                data=with_fields(call.body, call.added) or None,
+                headers=call.headers,
             ) as answer:
                 is_stream = answer.content_type == STREAM
                 first = await answer.content.readany() if is_stream else await answer.read()

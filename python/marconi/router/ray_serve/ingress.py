@@ -58,7 +58,7 @@ class Ingress:
         last: Response | None = None
         why = "no replica answered"
         for _ in range(self._max_attempts):
-            call = Call(method, path, headers, body, tried)
+            call = Call(method, path, headers, body, tried=tried)
             answer = self._forward.remote(call)
             try:
                 head: ResponseHead = await anext(answer)

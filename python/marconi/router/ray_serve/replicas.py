@@ -25,6 +25,7 @@ from marconi.model.learned_latency import LearnedLatency
 from marconi.router.core import RoutedRequest, RouterCore
 from marconi.router.description import EventSource, describe
 from marconi.router.dispatch import Ticket
+from marconi.router.gateway.added import asking_for_state
 from marconi.router.prompts import Kind, PromptReader
 from marconi.router.ray_serve.call import Call
 
@@ -141,7 +142,7 @@ class Replicas(RouterCore):
     async def request(self, call: Call) -> RoutedRequest:
         """Read a call into the request to route; a body that is no JSON object is left to its server to refuse."""
         num_bytes = len(call.body)
-        return await self.read(call.path.partition("?")[0], await self.run(num_bytes, _object, call.body), num_bytes)
+        return await self.read(_route(call), await self.run(num_bytes, _object, call.body), num_bytes)
 
     def choose(self, name: str, routed: RoutedRequest, among: Collection[str]) -> str | None:
         """Choose the replica for a request, which counts as its work from now on; None leaves it to the host's rule.
@@ -176,6 +177,13 @@ class Replicas(RouterCore):
         """The reason of a choice; empty where the host chose."""
         request = self._requests.get(name)
         return "" if request is None or request.ticket is None else str(request.ticket.decision.reason)
+
+    def added(self, name: str, call: Call) -> dict[str, Any]:
+        """The fields that ask for a state where prompts on other replicas diverge from that of a request."""
+        request = self._requests.get(name)
+        if request is None or request.ticket is None or not request.ticket.decision.shared_tokens:
+            return {}
+        return asking_for_state(_route(call), _object(call.body), request.ticket.decision.shared_tokens)
 
     def answered(self, name: str) -> None:
         """Note that a request's answer has begun."""
@@ -222,6 +230,10 @@ def _is_on_loopback(rank: Any) -> bool:
     except ValueError:
         # A path in the file system of that node.
         return True
+
+
+def _route(call: Call) -> str:
+    return call.path.partition("?")[0]
 
 
 def _object(body: bytes) -> dict[str, Any]:

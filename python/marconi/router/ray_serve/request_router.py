@@ -103,7 +103,7 @@ class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         name = pending.metadata.internal_request_id
         among = [each.replica_id.unique_id for each in _untried(self.curr_replicas.values(), call)]
         chosen = known.choose(name, routed, among)
-        call.why = known.why(name)
+        call.why, call.added = known.why(name), known.added(name, call)
         if self._sending.get(name) is not pending.future:
             self._sending[name] = pending.future
             pending.future.add_done_callback(partial(self._sent, name, call))
