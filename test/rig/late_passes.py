@@ -36,6 +36,7 @@ class LatePasses:
 
     def __init__(self, kv: Any, seed: int) -> None:
         self._kv = kv
+        self._sides = kv.full_attn_allocator, kv.mamba_allocator
         self._rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
         self._under_way: list[Pass] = []
         self.num_waits = 0
@@ -51,15 +52,16 @@ class LatePasses:
         """Gaps are closed at a time that is this rank's own."""
         if self._rng.random() < FLUSH_RATE:
             self._kv.flush_opportunistic()
-        sides = (self._kv.full_attn_allocator, self._kv.mamba_allocator)
-        self.num_pending += sum(len(side._pending_reuse_pages_cpu) for side in sides)
+        self.num_pending += sum(len(side._pending_reuse_pages_cpu) for side in self._sides)
 
     def launched(self, indices: torch.Tensor) -> None:
         """A step has been launched that writes KV at `indices`."""
         event = Pass(self._rng)
         self._under_way.append(event)
-        self._kv.set_latest_forward_done_event(event)
-        self._kv.set_inflight_forward(event, indices)
+        # As its own methods have it, which the CPU platform replaces where a test of the same process has chosen it.
+        for side in self._sides:
+            side._latest_forward_done_event, side._inflight_forward = event, None
+        self._kv.full_attn_allocator._inflight_forward = (event, indices)
 
     def took_result(self) -> None:
         """The result of the first step whose result was not taken yet is there."""
