@@ -74,7 +74,7 @@ def test_what_sglang_refuses_in_one_pool_is_served_in_two(
     record = record_of(models["gdn"])
     record.resolve_once()
     assert not record.enable_unified_memory
-    assert str(split.said_of(record)).endswith("not served here: no one pool today")
+    assert str(split.said_of(record)).endswith("not chosen here: no one pool today")
     with pytest.raises(AssertionError, match="no one pool today"):
         record_of(models["gdn"], "--enable-unified-memory").resolve_once()
 

@@ -62,7 +62,7 @@ def said_of(server_args: Any) -> str | None:
 
 def two_pools(reason: str) -> str:
     """The line for two pools at SGLang's ratio."""
-    return f"KV and states have a pool each, at SGLang's ratio, as one pool is not served here: {reason}"
+    return f"KV and states have a pool each, at SGLang's ratio, as one pool is not chosen here: {reason}"
 
 
 def why_two_pools(server_args: Any) -> str | None:

@@ -61,7 +61,7 @@ def render(answer: Answer) -> RenderableType:
 
 
 def _flags(answer: Answer) -> Table:
-    table = Table("flag", "goes", "why not", box=SIMPLE)
+    table = Table("flag", "served", "why not", box=SIMPLE)
     told = set()
     table.add_row(f"--model-path {answer.model_path}", "yes", "")
     for option, value in answer.given.items():
