@@ -148,7 +148,7 @@ def test_a_layer_returns_what_sglangs_own_does_where_a_hook_around_its_kernel_ra
         )
         assert (finding["error"], theirs, finding["results"]) == ("", own, like["results"]), where
         assert len(facts["lines"]) == 1, where
-        assert "failed, and SGLang goes on without it" in facts["lines"][0]
+        assert "failed, and SGLang continues without it" in facts["lines"][0]
         # The states of all layers are copied at once, and both convolutions meet the operator.
         num = {AT_THE_END: 1, "short_conv.checkpoint": 2 * NUM_LAYERS}.get(where, NUM_LAYERS)
         assert facts["num"] == num, where

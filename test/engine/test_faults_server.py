@@ -280,7 +280,7 @@ def test_a_hook_beside_the_cache_that_raises_fails_no_call_and_changes_no_answer
                 file.write_text("")
                 wrong += [f"{hook} raises {when}: {each}" for each in reference.divergences(ask(server.url))]
         log = server.log_path.read_text(errors="replace")
-    wrong += [f"{hook}: not told" for hook in CALLS if f"marconi: {hook} failed, and SGLang goes on" not in log]
+    wrong += [f"{hook}: not told" for hook in CALLS if f"marconi: {hook} failed, and SGLang continues" not in log]
     assert wrong == []
 
 

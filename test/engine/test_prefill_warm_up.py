@@ -148,4 +148,4 @@ def test_a_server_starts_without_it_where_it_fails(
     monkeypatch.setattr(warm_up.warm_up, "kda_checkpoint", fail)
     warm_up_prefills(runner("meta"))
     (message,) = caplog.messages
-    assert message == "marconi: warm_up_prefills failed, and SGLang goes on without it"
+    assert message == "marconi: warm_up_prefills failed, and SGLang continues without it"

@@ -165,7 +165,7 @@ def test_a_server_that_has_no_cache_of_ours_gets_one_line(
     [
         (200, {"workers": [{"url": "http://a:1"}, {"url": "http://b:2"}]}, "(http://a:1, http://b:2)"),
         (200, {"workers": []}, "(it has none)"),
-        (401, {"object": "error"}, "(GET /router tells which, given the administrator's token)"),
+        (401, {"object": "error"}, "(GET /router says which, given the administrator's token)"),
     ],
 )
 def test_a_router_is_told_from_a_server_and_says_where_to_look(

@@ -290,7 +290,7 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
             ("--model", "vicuna-7b", "--memory", "1GB", "--mamba-full-memory-ratio", "0.5"),
             "--mamba-full-memory-ratio 0.5: the model keeps no states",
         ),
-        ((*SMALL, "--policy", "lru,et-lru"), "policy 'et-lru': trace 'small.jsonl.gz' names no session"),
+        ((*SMALL, "--policy", "lru,et-lru"), "policy 'et-lru': trace 'small.jsonl.gz' must have a session"),
         ((*SMALL, "--policy", "lru,end-aware"), "policy 'end-aware': no request names its session"),
         ((*SMALL, "--policy", "lru,length-aware:9"), "policy 'length-aware:9': no request names its session"),
         ((*SMALL, "--policy", "lru,tlru:1.9"), "policy 'tlru:1.9': tlru:XI must be a whole number"),

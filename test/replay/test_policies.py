@@ -351,7 +351,7 @@ def test_what_rules_assume_of_traffic_is_measured_on_the_trace() -> None:
 def test_a_trace_without_sessions_has_no_turns() -> None:
     lonely = trace(request("abcd"), request("abcd"))
     assert added_tokens(lonely) == 0
-    with pytest.raises(ValueError, match="names no session with a second turn"):
+    with pytest.raises(ValueError, match="must have a session of 2 turns or more for et-lru"):
         turn_model(lonely)
 
 

@@ -68,7 +68,7 @@ def test_bailian_sessions_follow_the_parents_and_the_next_prompt_names_the_outpu
 def test_bailian_refuses_a_parent_after_its_child(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "b", bailian(1, 2, 2, 16, [1]), bailian(2, -1, 1, 16, [1]))
     with pytest.raises(
-        ValueError, match="line 2: chat_id must come before the requests that go on from it, got 2 after one"
+        ValueError, match="line 2: chat_id must come before the requests that continue it, got 2 after one"
     ):
         read(path)
 

@@ -110,7 +110,7 @@ def test_what_others_sent_is_remarked(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("fake", "argv", "message"),
     [
-        (Fake(CACHE, honest, settings=None), SENT, "does not tell the settings of its cache"),
+        (Fake(CACHE, honest, settings=None), SENT, "does not say the settings of its cache"),
         (Fake(CACHE, honest, why_not_planned="a hook failed"), SENT, "it plans no states (a hook failed)"),
         (Fake(CACHE, honest, eviction="tail"), SENT, "--marconi-eviction tail depends on prefill times"),
         (Fake(CACHE, honest, host={}), SENT, "loads from a host tier depend on"),

@@ -122,14 +122,14 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
             ),
             Policy(
                 "tlru",
-                "T-LRU: of a conversation, all but its last XI tokens is needed; the rest goes first",
+                "T-LRU: of a conversation, all but its last XI tokens is needed; the rest is evicted first",
                 lambda inputs: TailOptimizedLru(_budget_tokens(inputs), _added(inputs), inputs.needs),
                 knowledge=Knowledge.TRAFFIC,
                 parameter=_XI,
             ),
             Policy(
                 "threshold-lru",
-                "conversations of no more than so many tokens go first",
+                "conversations of no more than so many tokens are evicted first",
                 lambda inputs: ThresholdLru(int(inputs.number), inputs.needs),
                 parameter=Parameter("tokens", 1024, is_whole=True),
             ),
@@ -148,13 +148,13 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
             Policy("s3fifo", "blocks in three static queues", caches_blocks=True),
             Policy(
                 "belady",
-                "bound: the state whose next use lies furthest in the future goes first",
+                "bound: evicts the state whose next use lies furthest in the future",
                 lambda inputs: BeladyEviction(inputs.costs, Future(_trace(inputs)), inputs.needs),
                 knowledge=Knowledge.FUTURE,
             ),
             Policy(
                 "tail-belady",
-                "bound: what the next prompt is in time without goes first, then as belady",
+                "bound: evicts what the next prompt is in time without, then as belady",
                 lambda inputs: TailBeladyEviction(
                     inputs.costs, Future(_trace(inputs)), _budget_tokens(inputs), inputs.needs
                 ),
@@ -163,7 +163,7 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
             ),
             Policy(
                 "end-aware",
-                "bound: T-LRU that knows whether a conversation goes on",
+                "bound: T-LRU that knows whether a conversation continues",
                 lambda inputs: EndAwareLru(_next(_trace(inputs)), _budget_tokens(inputs), _added(inputs), inputs.needs),
                 knowledge=Knowledge.FUTURE,
                 parameter=_XI,

@@ -30,7 +30,7 @@ def turn_model(trace: Trace) -> TurnModel:
     """Rates of turns and of ends; `ValueError` where no session has a second turn."""
     turns = _turns(trace)
     if not turns:
-        raise ValueError(f"trace {trace.name!r} names no session with a second turn: et-lru cannot know how they go on")
+        raise ValueError(f"trace {trace.name!r} must have a session of 2 turns or more for et-lru, got none")
     gap_s = max(sum(next_.arrival_s - turn.arrival_s for turn, next_ in turns) / len(turns), _MIN_GAP_S)
     num_sessions = len({request.session for request in trace.requests if request.session >= 0})
     return TurnModel(1 / gap_s, num_sessions / len(turns) / gap_s, added_tokens(trace))

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer
 from marconi.chat.tokenizer import TextTokenizer
 
 MAX_PIECES: Final = 1 << 14
-"""Pieces whose ids are kept: some thousand chats that go on beside each other."""
+"""Pieces whose ids are kept: some thousand chats at once."""
 
 
 class Pieces:

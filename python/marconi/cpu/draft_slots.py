@@ -1,4 +1,4 @@
-"""Where the KV of drafted tokens goes: SGLang's small kernels over its tables, in torch.
+"""The slots of the KV of drafted tokens: SGLang's small kernels over its tables, in torch.
 
 Upstream: `sglang/kernels/ops/speculative/{cache_locs,eagle}.py`, `sglang/kernels/ops/kvcache/cache_move.py` and
 `sglang/srt/mem_cache/allocation.py`.

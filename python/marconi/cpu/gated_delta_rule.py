@@ -35,7 +35,8 @@ def chunk_gated_delta_rule(
 ) -> tuple[Tensor, None, Tensor]:
     """Prefill; inputs (1, num_tokens, ...), returns (outputs, None, the state before every 64-token chunk).
 
-    Outputs are zero past the last sequence. Final states go to their slots of `initial_state` if `inplace_update`.
+    Outputs are zero past the last sequence. Final states are written to their slots of `initial_state` if
+    `inplace_update`.
     """
     require_absent("chunk_gated_delta_rule", head_first=head_first)
     if cu_seqlens is None:

@@ -1,4 +1,4 @@
-"""Where the tokens of sequences go in pages of KV, in place of the Triton kernels of SGLang's one pool.
+"""The places of tokens in pages of KV, in place of the Triton kernels of SGLang's one pool.
 
 Its two pools have functions for a CPU, which the one pool (`--enable-unified-memory`) does not call; they are called
 for it here. Source: `srt/mem_cache/allocator/unified_sub_pool.py`, `srt/mem_cache/allocator/paged.py`.

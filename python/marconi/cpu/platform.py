@@ -90,7 +90,7 @@ class CpuPlatform(SRTPlatform):
         return algorithm in SPECULATIVE_ALGORITHMS
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
-        """Where the KV of drafts goes."""
+        """The slots of the KV of drafts."""
         return assign_extend_cache_locs
 
     def get_compile_backend(self, mode: str | None = None) -> str:

@@ -87,7 +87,7 @@ LAUNCHERS = Group(
             _HERE + "draft_slots.assign_req_to_token_pool_func",
         ),
         _launcher(
-            "speculative.cache_locs.fill_front_out_cache_loc_func", "draft_slots", "where KV of accepted drafts goes"
+            "speculative.cache_locs.fill_front_out_cache_loc_func", "draft_slots", "slots of the KV of accepted drafts"
         ),
         _launcher(
             "speculative.eagle.fill_accept_out_cache_loc_func", "draft_slots", "where KV of accepted drafts comes from"
@@ -99,9 +99,9 @@ LAUNCHERS = Group(
         _launcher(
             "speculative.cache_locs.assign_draft_cache_locs_contiguous_func",
             "draft_slots",
-            "where KV of a draft model goes",
+            "slots of the KV of a draft model",
         ),
-        _launcher("speculative.eagle.fill_bonus_tokens_func", "draft_slots", "what a draft model goes on from"),
+        _launcher("speculative.eagle.fill_bonus_tokens_func", "draft_slots", "the token that a draft model continues"),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""A context that SGLang's frontend forks eight ways, and two of the branches, which go on as conversations."""
+"""A context that SGLang's frontend forks eight ways, and two of the branches, which continue as conversations."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ NUM_REQUESTS = 1 + len(QUESTIONS) + NUM_CHAT_BRANCHES * len(FOLLOW_UPS)
 
 @sgl.function  # type: ignore[untyped-decorator]
 def branches(s: Any, context: str, num_answer_tokens: int) -> None:
-    """Eight questions to one context; the first two branches go on as conversations."""
+    """Eight questions to one context; the first two branches continue as conversations."""
     s += sgl.system(context)
     s += sgl.user_begin()
     s += INSTRUCTION

@@ -54,7 +54,7 @@ def run(options: DemoOptions, console: Console) -> bool:
     Raises `Refusal` for a model that the demo has nothing to show on and for arguments that no server takes,
     `ServerFailed` for a server that ended.
     """
-    # Our own requests, too, go to the loopback device.
+    # Our own requests, too, use the loopback device.
     os.environ.update(environment())
     require_readable(options.server_args)
     size = Size.of(options.num_context_chars, options.max_new_tokens, is_small_model=options.model_path is None)
@@ -67,7 +67,7 @@ def run(options: DemoOptions, console: Console) -> bool:
         args += options.server_args
         runs: dict[str, list[Answer]] = {}
         for name in BACKENDS:
-            # Conversations go on from what stock said.
+            # Conversations continue with stock's answers.
             given = {answer.name: answer.text for answer in runs.get(STOCK, []) if answer.text}
             runs[name] = _run_against(name, model_path, args, size, given, scratch, steps)
     requests = compare(runs)

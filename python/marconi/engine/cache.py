@@ -424,7 +424,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return plan
 
     def note_taken(self, req: "Req") -> None:
-        """A request will be in the next prefill: those behind it may wait for what it is going to leave."""
+        """A request will be in the next prefill: those behind it may wait for the states that it will leave."""
         lease = self.waiting.begins(req)
         if lease is not None and self.plans:
             self._plan(req, lease)
@@ -478,7 +478,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return nullcontext()
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
-        """A request's memory goes back; slots of states that it will not leave do, too."""
+        """Free a request's memory, and the slots of states that it will not leave."""
         self._end(req)
         super().on_release(req, checkpointed=checkpointed)
 
@@ -601,7 +601,7 @@ class MarconiRadixCache(UnifiedRadixCache):
                 if node.depth == end_depth:
                     memory.ends.add(node)
         if num_held > shared:
-            # Another request brought the same KV first: the tree's stays, this one's goes.
+            # Another request brought the same KV first: the tree's stays, this one's is freed.
             self.token_to_kv_pool_allocator.free_segment(indices[: num_held - shared], start_pos=0)
             held = memory.path_indices(made[-1], suffix.start)[: num_held - shared]
             self.req_to_token_pool.write((kv.req_pool_idx, slice(shared, num_held)), held)
@@ -619,7 +619,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return num_reserved_slots(reqs, self.req_to_token_pool, self.mamba_protected_size() - num_copied)
 
     def _spares_slot(self, reserved: int, *, may_evict: bool) -> bool:
-        """True if a slot is left beside what is `reserved`, once everything has gone that may go for it."""
+        """True if a slot is free beside those `reserved`, once all that is evictable has been evicted for it."""
         core = self.tree_core
         num_evictable = core.mamba_evictable_size() - core.hybrid.num_awaited if may_evict else 0
         return bool(self.state_slots.available_size() + num_evictable > reserved)

@@ -49,9 +49,9 @@ class Faults:
         return self._counts.total()
 
     def catch(self, hook: str, error: Exception) -> None:
-        """Count that `hook` has raised `error`; the first time, tell it."""
+        """Count that `hook` has raised `error`; the first time, log it."""
         if not self._counts[hook]:
-            logger.error("marconi: %s failed, and SGLang goes on without it", hook, exc_info=error)
+            logger.error("marconi: %s failed, and SGLang continues without it", hook, exc_info=error)
         self._counts[hook] += 1
         self.note(f"{hook} raised {type(error).__name__}")
 

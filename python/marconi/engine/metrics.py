@@ -92,7 +92,7 @@ GAUGES: Final = (
         "0 once states inside prefills are no longer planned, else 1",
         lambda status: float(status.why_not_planned is None),
     ),
-    Metric("events_waiting", "Changes that are noted and not told yet", _of("events", "num_waiting")),
+    Metric("events_waiting", "Changes that are noted and not published yet", _of("events", "num_waiting")),
     Metric("events_alive", "1 while events are published, 0 once they are no longer", _of("events", "is_publishing")),
 )
 COUNTERS: Final = (

@@ -8,7 +8,7 @@ node, until the next step; then it moves a request's working slot to its last ac
     states            after num_before + 1 + i tokens, that of n_i; the working slot has that of n_k
 
 A request that ends with o_i leaves the state after it, that of n_{i+1}, or of n_k where o_i is the last and not
-computed. It may be before the working slot, since a run goes on past a stop.
+computed. It may be before the working slot, since a run continues past a stop.
 
 Without overlapped scheduling nothing has moved when the result is looked at: the state is copied from what the step
 kept to the working slot, which nobody needs any more. With it the next step has begun, and has overwritten both. So the
@@ -181,7 +181,7 @@ def around_commit(
     cache = batch.tree_cache
     if _takes_ends(cache) and not batch.forward_mode.is_idle():
         step = VerifyStep(batch.seq_lens, accept_index, accept_lens, draft_token_num)
-        # Grammars may have SGLang look at a result before it goes on.
+        # Grammars may have SGLang look at a result before it continues.
         if cache.end_source is EndStateSource.LEFT and not batch.grammar_needs_sync():
             _leave(step, cache, batch)
             if prepared_step_indices is not None:

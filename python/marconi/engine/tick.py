@@ -31,7 +31,7 @@ INTERVAL_S: Final = 0.01
 """Least time between two ticks."""
 
 Clock = Callable[[], float]
-"""Seconds that never go back."""
+"""Seconds that never decrease."""
 
 
 class Tick(NamedTuple):

@@ -91,7 +91,7 @@ def _refuse_router(address: str, api_key: str | None, code: int) -> None:
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
             return
-        workers = "GET /router tells which, given the administrator's token"
+        workers = "GET /router says which, given the administrator's token"
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return
     raise ValueError(

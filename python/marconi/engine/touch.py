@@ -2,7 +2,7 @@
 
 SGLang only logs a hook that fails, and an internal that moved shows as a wrong answer much later. So a hook must be
 found inside its target before anything is served (`require_hooked`), and the contract test holds the signature of each
-target (`signature_of`). While it serves, a hook without which SGLang could go on fails open (`faults.py`).
+target (`signature_of`). While it serves, a hook without which SGLang could continue fails open (`faults.py`).
 """
 
 import inspect
@@ -70,7 +70,7 @@ class Group:
     """True if what its hooks raise is caught (`faults.py`)."""
 
     def passes_over(self, touch: Touch) -> bool:
-        """True if SGLang goes on where the hook of `touch`, one of these, raises."""
+        """True if SGLang continues where the hook of `touch`, one of these, raises."""
         return self.fails_open or touch.fails_open
 
     @property
@@ -80,7 +80,7 @@ class Group:
 
 
 def resolve(target: str) -> Any:
-    """The object at the dotted path `target`; raises ImportError or AttributeError when it is gone."""
+    """The object at the dotted path `target`; raises ImportError or AttributeError when there is none."""
     return pkgutil.resolve_name(target)
 
 

@@ -33,7 +33,7 @@ class Trail:
         self._nodes += nodes
 
     def forget(self) -> None:
-        """Let go of the nodes: their tree is held no longer."""
+        """Drop the nodes: their tree is held no longer."""
         self._nodes.clear()
 
     @property

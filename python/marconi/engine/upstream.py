@@ -266,7 +266,7 @@ CACHE = Group(
         Touch(
             Kind.OVERRIDE,
             _CACHE + ".check_hicache_events",
-            "between two steps, what goes next is copied to the host",
+            "between two steps, what is evicted next is copied to the host",
             until=_HOST,
         ),
         Touch(
@@ -467,7 +467,7 @@ DRAFTS = Group(
         Touch(
             Kind.AROUND,
             _COMPONENTS + "batch_result_processor.SchedulerBatchResultProcessor._mamba_can_cache_finished_req",
-            "a request whose last accepted run goes past its end is kept as well, and its step is known to the cache",
+            "a request whose last accepted run passes its end is kept as well, and its step is known to the cache",
             "speculation.around_can_cache",
         ),
     ),
@@ -507,7 +507,7 @@ KERNELS = Group(
         Touch(
             Kind.AROUND,
             "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer.FlashInferGDNKernel.extend",
-            "FlashInfer is asked for the few states that those inside a prefill go on from",
+            "FlashInfer is asked for the few states that those inside a prefill are computed from",
             "prefill.operands.around_flashinfer",
         ),
         Touch(
@@ -529,7 +529,7 @@ KERNELS = Group(
 ONE_POOL = Group(
     "One pool",
     "In a scheduler's process, as above and with `--enable-unified-memory`.",
-    "its admission counting tracking slots, and states that may go as bytes for KV",
+    "its admission counting tracking slots, and evictable states as bytes for KV",
     (
         Touch(
             Kind.OVERRIDE,

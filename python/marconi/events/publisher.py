@@ -5,7 +5,7 @@
               ROUTER   a request with a sequence number gets the batches from it on that are still there, then -1;
                        a request with `SNAPSHOT` gets everything that the worker holds now
 
-The two sockets and the first kind of request are SGLang's (`ZmqEventPublisher`). A snapshot goes to the peer that
+The two sockets and the first kind of request are SGLang's (`ZmqEventPublisher`). A snapshot is sent to the peer that
 requested it, never to all: an old consumer would take it for new events, and one that is not read is never made.
 Nothing here waits for a peer: a message that it does not take is dropped.
 

@@ -62,7 +62,7 @@ class Split(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Two spans were joined: `lower` begins with the tokens of `upper`, which is gone."""
+    """Two spans were joined: `lower` begins with the tokens of `upper`, which exists no longer."""
 
     upper: int
     lower: int

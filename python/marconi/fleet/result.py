@@ -7,7 +7,7 @@ Definitions, beside those of `replay/result.py`
     TTFT              from arrival to the first token: waiting and prefill
     imbalance         the most prompt tokens that a worker computed over the mean of all; 1 is even, N is one for all
     promised          hit tokens that the router expected of its choices, from events that are late by their delay
-    reasons           why requests went where they did, in the rule's words
+    reasons           why each worker was chosen, in the rule's words
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ token ids. A path may be continued from any position whose hash is known.
 
 A live worker logs its tree's changes and makes them into events on another thread (`events.tree_log`, `mirror`). Here a
 block is a unit of the trace, every node ends at one, and nothing is deferred: of a node only the hash at its end is
-kept, and those within its span are computed anew when it goes.
+kept, and those within its span are computed anew when it is evicted.
 """
 
 from typing import Any, TypeAlias

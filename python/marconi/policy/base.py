@@ -9,7 +9,7 @@ Memory may be one pool or two (KV and states), so a rule is asked for a victim w
 live children frees its state and its KV; evicting one with children frees its state only, so it serves `Need.STATE`
 and, in one pool, `Need.BYTES`, but never `Need.KV`.
 
-Ties go to the node that was made first, unless a rule says otherwise.
+Of equal nodes the one made first is evicted, unless a rule says otherwise.
 """
 
 from abc import ABC, abstractmethod
@@ -49,7 +49,7 @@ class NodeView(Protocol):
 
     @property
     def state_below(self) -> "NodeView | None":
-        """The nearest deeper state, where only one path goes on; None if there is none."""
+        """The nearest deeper state, where there is only one path below; None if there is none."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class NodeView(Protocol):
 
     @property
     def leaving(self) -> int | None:
-        """Place among those that were chosen to go next; None if it was not."""
+        """Place among those that were chosen to be evicted next; None if it was not."""
         ...
 
     @property
@@ -276,4 +276,4 @@ class Eviction(ABC):
         """A request has left states at `nodes`, in rising depth; some may have been held before."""
 
     def evicting(self, node: NodeView, now_s: float) -> None:  # noqa: B027
-        """The state of `node` is about to go, and its KV too if it has no live children."""
+        """The state of `node` is about to be evicted, and its KV too if it has no live children."""

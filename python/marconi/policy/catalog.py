@@ -244,7 +244,7 @@ def served(name: str) -> Policy:
 def require_host_rule(policy: Policy, policies: Mapping[str, Policy]) -> None:
     """`ValueError`, with those of `policies` that are possible, for a rule that ranks by requests.
 
-    It would have to hear of them for copies on the host, too.
+    It would have to receive them for copies on the host, too.
     """
     if not policy.ranks_copies:
         able = ", ".join(each.name for each in policies.values() if each.ranks_copies)

@@ -1,8 +1,8 @@
 """Where a prompt diverges from what its name space knows, and the tokens on both sides.
 
     before                   both sides share it; its last token is at `position`
-    prompt    ... before |   goes on like this
-    known     ... before |   goes on like that: the edge at the divergence, and from its end the newest edges
+    prompt    ... before |   continues like this
+    known     ... before |   continues like that: the edge at the divergence, and from its end the newest edges
 
 Where several edges begin, the one that shares most of the prompt's next page is taken, and of equals the newest. A
 prompt that shares no token with the others of its name space diverges from nothing, and neither does one that extends

@@ -7,7 +7,7 @@
     prefetch   {}                                     whether the request itself has loaded its prefix from the host
 
 An action but `prefetch` concerns the states that its request has left or resumed from, and with `num_tokens` the
-deepest of its path within so many tokens. A state from which several paths go on is not demoted. Types may be written
+deepest of its path within so many tokens. A state with several paths below it is not demoted. Types may be written
 with a `kv.` before them and in any case. An action never fails its request: its answer says *accepted*, *clipped* or
 *rejected*, and why. What retaining costs, and whom, is in `retention.py`.
 """

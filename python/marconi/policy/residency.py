@@ -5,7 +5,7 @@
     idle        seconds from its last use to its eviction, or from when it was left
     unused      whether no request resumed from it before it was evicted
 
-A cache tells its watchers before it changes anything, and they change nothing (`hybrid_cache.py`).
+A cache calls its watchers before it changes anything, and they change nothing (`hybrid_cache.py`).
 """
 
 from enum import StrEnum

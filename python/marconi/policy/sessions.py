@@ -79,7 +79,7 @@ class Sessions:
             self._own[number].pop(node, None)
 
     def flushed(self) -> None:
-        """Nothing is held any longer; sessions go on."""
+        """Nothing is held any longer; sessions stay open."""
         self._session_of.clear()
         for own in self._own.values():
             own.clear()

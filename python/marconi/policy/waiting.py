@@ -4,7 +4,7 @@
               children, or at which a prompt ends, is where waiting prompts part
     shared    where a request that is about to be computed will be left by others that wait: a state there serves all
               of them, so it is planned at once and not at the third occurrence       (`admission/plan.py`)
-    pending   the states that requests in prefill are going to leave
+    pending   the states that requests in prefill will leave
     waits     a request whose prompt runs through a pending state waits for it, if that saves `MIN_SAVED_TOKENS` and
               `MIN_SAVED_SHARE` of what it would have to compute
 
@@ -108,7 +108,7 @@ class WaitingPrompts:
     # States to come
 
     def expect(self, key: Hashable, request: Request, depths: Collection[int]) -> None:
-        """A request in prefill is going to leave states at `depths`, in place of what was expected of it."""
+        """A request in prefill will leave states at `depths`, in place of what was expected of it."""
         self._expect(key, _Pending(request, frozenset(depths)))
 
     def arrived(self, key: Hashable, depth: int) -> None:

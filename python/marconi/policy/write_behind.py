@@ -1,8 +1,8 @@
-"""A server's host tier: copies are made before their originals have to go, so that few evictions wait for one.
+"""A server's host tier: copies are made before their originals are evicted, so that few evictions wait for one.
 
 Between two steps of the scheduler the next victims are chosen ahead: they are *leaving*. Each is offered to the host
-(`host_tier.py`) and, if that takes it, copied while the server goes on; it is in use as long as that takes, and then it
-is the first to go (`eviction/order.py`). What a request starts from meanwhile stays, and so does its copy.
+(`host_tier.py`) and, if that takes it, copied while the server continues; it is in use as long as that takes, and then
+it is evicted first (`eviction/order.py`). What a request starts from meanwhile stays, and so does its copy.
 
     free + leaving + being copied  >=  MARGIN of the pool,  of KV and of states
 

@@ -1,6 +1,6 @@
 """The subcommands `marconi replay`, `marconi plan` and `marconi convert`: their options, and what they print.
 
-Tables go to stdout, progress and remarks to stderr, results to the file of `--json`.
+Tables are written to stdout, progress and remarks to stderr, results to the file of `--json`.
 """
 
 import argparse
@@ -172,7 +172,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     """Add the options of a trace, which `read_trace` reads beside `--model` and `--seed`."""
     trace = parser.add_argument_group("the trace")
     trace.add_argument("--format", metavar="NAME", help="default: what its beginning shows")
-    trace.add_argument("--skip-bad", action="store_true", help="count bad records and go on")
+    trace.add_argument("--skip-bad", action="store_true", help="count bad records and continue")
     trace.add_argument("--session-rate", type=float, metavar="R", help="sessions a second, where times are relative")
     trace.add_argument("--max-sessions", type=positive, metavar="N", help="read or draw no more")
     trace.add_argument("--half", choices=("all", "tuning", "reporting"), default="all", help="of its sessions")
@@ -194,7 +194,7 @@ def positive(text: str) -> int:
 
 
 class _GoesOn(argparse.Action):
-    """A list that goes on where the option is given again."""
+    """A list that grows where the option is given again."""
 
     def __call__(self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, text: Any, *_: object) -> None:
         before = getattr(namespace, self.dest)

@@ -1,4 +1,4 @@
-"""A progress bar on the terminal: on stderr, gone when the work is done, and absent where stderr is no terminal."""
+"""A progress bar on the terminal: on stderr, cleared when the work is done, and absent where stderr is no terminal."""
 
 import time
 from collections.abc import Iterator

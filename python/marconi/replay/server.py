@@ -285,7 +285,7 @@ class RunningRequest:
         self._request = request
         self._num_processed = request.num_processed_tokens
         self.now_s = now_s
-        """The clock, which goes on while it runs."""
+        """The clock, which advances while it runs."""
         prompt = self._visible(request)
         match, self.load_s = server.match(prompt, now_s)
         """Seconds that its prefill waits for the load of the state that it starts from."""

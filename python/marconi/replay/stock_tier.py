@@ -82,7 +82,7 @@ class StockTier:
         units = list(self._walk(*self._path_of(node)))
         end, freed_from = units[-1], self._freed_from(node)
         freed = [unit for unit in units if unit.depth > freed_from]
-        assert all(unit.is_live for unit in units), "the device holds what this tier was not told of"
+        assert all(unit.is_live for unit in units), "the device holds what this tier has no record of"
         if self._policy is WritePolicy.BACK and not end.has_state:
             span = freed or units[-len(node.key) // self._tree.unit_bytes :]
             # KV that is there already is not written again, and the state not without it.

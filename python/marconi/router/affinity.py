@@ -4,9 +4,9 @@
     warm     tokens that a worker was the last to serve, weighed by age: sum of tokens x 2^(-age / half_life_s)
 
 Positions are remembered at the blocks 1, 2, 4, .. 64 of a path, then at every 64th. A request writes its worker and the
-time there, and takes what it touches from the worker before. So a conversation that goes on counts on one worker alone
-and with all its tokens, however few of them it computes; one that ended fades away. A request that its worker did not
-serve after all is taken back, and what it took from other workers is given back to them.
+time there, and takes what it touches from the worker before. So a conversation that continues counts on one worker
+alone and with all its tokens, however few of them it computes; one that ended fades away. A request that its worker did
+not serve after all is taken back, and what it took from other workers is given back to them.
 
 Both are the router's own knowledge, in no worker's events. A worker that forgot a prefix may still know it as a ghost,
 and only it will take the next occurrence for a second one. Above `max_places` the least recently used are forgotten.
@@ -48,7 +48,7 @@ class Served:
 
 
 class Affinity:
-    """The worker that served each prefix last; time is passed in and does not go back."""
+    """The worker that served each prefix last; time is passed in and does not decrease."""
 
     def __init__(self, block_tokens: int, half_life_s: float = HALF_LIFE_S, max_places: int = MAX_PLACES) -> None:
         """`ValueError` for a half-life or a number of places that is not above 0."""
@@ -75,7 +75,7 @@ class Affinity:
         del self._warm[worker]
 
     def seen(self, chain: Chain) -> tuple[str, int] | None:
-        """The worker that served the longest known beginning of a prompt last, and its tokens; None if that is gone."""
+        """The worker that served the longest known beginning of a prompt last, and its tokens; None if forgotten."""
         for index in reversed(_positions(len(chain.hashes))):
             place = self._places.get((chain.namespace, chain.hashes[index]))
             if place is not None:

@@ -183,7 +183,7 @@ class RouterCore:
         self.ended(ticket)
 
     def ended(self, ticket: Ticket) -> None:
-        """End a request that has finished, failed, or whose client has gone; a second time does nothing."""
+        """End a request that has finished, failed, or whose client has disconnected; a second time does nothing."""
         self.dispatcher.ended(ticket, time.monotonic())
         timer = self._prefill_ends.pop(ticket, None)
         if timer is not None:

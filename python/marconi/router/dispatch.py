@@ -2,7 +2,7 @@
 
     ids --prompt_of--> Prompt: hashes of its blocks, as in the workers' events
     Prompt --Fleet.hits, Load.work_ahead_s, Affinity--> candidates --Routing.choose--> Ticket
-    Ticket:  dispatched -> answered (its first token) -> ended (finished, or its client has gone)
+    Ticket:  dispatched -> answered (its first token) -> ended (finished, or its client has disconnected)
                         -> refused (its worker would not or could not serve it)
 
     work ahead of the next request on a worker  =  the prefills that it was given and has not answered, by this router
@@ -442,7 +442,7 @@ class Dispatcher:
             request.load.answer(ticket, now_s, is_seen=is_seen)
 
     def ended(self, ticket: Ticket, now_s: float) -> None:
-        """End a request that has finished, or whose client has gone; after `refused`, or a second time, do nothing."""
+        """End a request that finished, or whose client disconnected; after `refused`, or a second time, do nothing."""
         request = self._in_flight.pop(ticket, None)
         if request is not None:
             request.load.end(ticket, now_s)

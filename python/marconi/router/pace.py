@@ -56,7 +56,7 @@ class _Seen:
 
 
 class Paces:
-    """The pace of each worker; time is passed in, in seconds of any clock that does not go back."""
+    """The pace of each worker; time is passed in, in seconds of any clock that does not decrease."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}

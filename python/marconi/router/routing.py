@@ -1,4 +1,4 @@
-"""Where a request goes: a rule sees the request and the workers that may take it, and chooses one.
+"""The worker of a request: a rule sees the request and the workers that may take it, and chooses one.
 
     expected first token on w   =  wait on w  +  prefill from what w has of the prompt
     cost on w                   =  prefill from what w has of the prompt
@@ -72,7 +72,7 @@ LEAST_SHARED_TOKENS: Final = 64
 
 
 class Reason(StrEnum):
-    """Why a request went where it did."""
+    """Why a request has its worker."""
 
     TURN = "round robin"
     LEAST_LOADED = "least loaded"

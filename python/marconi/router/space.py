@@ -87,7 +87,7 @@ class Space:
         assert self.states == kept
         parts: dict[int | None, Counter[int]] = {}
         for part, (parent, num_tokens) in self.part_of.items():
-            assert part in held, f"part {part:x} goes with its last holder"
+            assert part in held, f"part {part:x} is dropped with its last holder"
             parts.setdefault(parent, Counter())[num_tokens] += 1
         assert self.parts == parts
 

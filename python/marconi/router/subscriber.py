@@ -11,7 +11,7 @@ late, twice or out of order, as networks have it: repairs are `sync`'s. The load
 is dropped.
 
 A worker has a name of its own in its events; the fleet knows it by another, its URL. Sockets belong to the thread, so
-requests go there as calls and are made at its next turn.
+requests are passed there as calls and are made at its next turn.
 """
 
 import asyncio

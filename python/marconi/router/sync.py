@@ -27,7 +27,7 @@ did, the index is what the worker holds as soon as one snapshot and the batches 
 
 A worker's load needs no repair: the latest one counts, as long as it is fresh (`load_report.py`).
 
-Time is passed in, in seconds of any clock that does not go back. One thread.
+Time is passed in, in seconds of any clock that does not decrease. One thread.
 """
 
 from collections.abc import Generator, Iterable

@@ -6,7 +6,7 @@ from marconi.tree.node import Node
 
 
 class Memory(Protocol):
-    """Where KV and states lie: told whenever what live nodes hold changes, after their keys and depths did.
+    """Where KV and states lie: called whenever what live nodes hold changes, after their keys and depths did.
 
     Who inserts gives the memory new states; the tree says only which it no longer holds.
     """
@@ -28,5 +28,5 @@ class Memory(Protocol):
         ...
 
     def joined(self, upper: Node, lower: Node) -> None:
-        """The span of `lower` now begins with what was `upper`'s, which is gone."""
+        """The span of `lower` now begins with what was `upper`'s, which exists no longer."""
         ...

@@ -159,7 +159,7 @@ class Node:
         self.first_waiting: int | None = None
         """Place of the first request of the queue that would start from this state (`policy/waiting.py`), if any."""
         self.leaving: int | None = None
-        """Place among the states that are the next to go, chosen ahead (`policy/write_behind.py`), if it is one."""
+        """Place among the states that are evicted next, chosen ahead (`policy/write_behind.py`), if it is one."""
         self.set_aside = False
         """Whether it is retained, and others of its name space were evicted in its place (`policy/retention.py`)."""
         self.left_by: LeftBy | None = None
@@ -210,7 +210,7 @@ class Node:
 
     @property
     def state_below(self) -> "Node | None":
-        """The nearest deeper state, where only one path goes on; None if there is none."""
+        """The nearest deeper state, where there is only one path below; None if there is none."""
         node = self
         while len(node.live_children) == 1:
             (node,) = node.live_children
@@ -365,7 +365,7 @@ class HostCopy:
 
     @property
     def state_below(self) -> "HostCopy | None":
-        """The nearest deeper copy, where only one path goes on; None if there is none."""
+        """The nearest deeper copy, where there is only one path below; None if there is none."""
         node = self.node
         while node.hosted_children is not None and len(node.hosted_children) == 1:
             (node,) = node.hosted_children
@@ -385,7 +385,7 @@ class HostCopy:
 
     @property
     def leaving(self) -> int | None:
-        """None: what goes from the host is chosen when memory is short."""
+        """None: victims on the host are chosen when memory is short."""
         return None
 
     @property

@@ -277,7 +277,7 @@ class RadixTree:
         return Freed(num_tokens - self.num_tokens, 1)
 
     def tidy(self, node: Node) -> None:
-        """Merge a node below which something has gone, and forget what is too much."""
+        """Merge a node below which something was evicted, and forget ghosts that are too many."""
         self._merge_upward(node)
         self._forget_namespace(node)
         self._forget_ghosts()
@@ -449,7 +449,7 @@ class RadixTree:
         parent.live_children[child] = None
         node.is_live = False
         node.parent = None
-        # `live_children` stays: a rule that hears of the node may ask whether something went on from it.
+        # `live_children` stays: a rule that hears of the node may ask whether something continued it.
         node.children, node.key = {}, b""
         self.num_nodes -= 1
         self._changed.append(node)

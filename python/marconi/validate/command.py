@@ -90,7 +90,7 @@ def _validate(args: argparse.Namespace) -> int:
         trace = Trace(trace.name, trace.unit_tokens, trace.requests[: args.max_requests])
     vocab_size = cache.settings.vocab_size
     if vocab_size is None:
-        raise ValueError("the server does not tell how many tokens its model knows: it runs another version of marconi")
+        raise ValueError("the server does not say how many tokens its model knows: it runs another version of marconi")
     prompts = Prompts(trace, vocab_size)
     server.flush()
     limits = Limits(args.max_new_tokens, cache.max_prompt_tokens)

@@ -41,7 +41,7 @@ class Comparison:
     tolerance_points: float | None
     """Points of the prompt tokens by which both sides may part; None where no request may differ."""
     num_refused: int
-    """Requests that the server refused, and the replay was not told of."""
+    """Requests that the server refused, and the replay did not get."""
     rows: tuple[Row, ...]
 
     @property

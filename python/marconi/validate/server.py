@@ -59,7 +59,7 @@ class ServedCache:
         given = rank.get("settings")
         names = {each.name for each in fields(Settings)}
         if not isinstance(given, dict) or not names <= set(given):
-            raise ValueError("the server does not tell the settings of its cache: it runs another version of marconi")
+            raise ValueError("the server does not say the settings of its cache: it runs another version of marconi")
         settings = Settings(**{name: given[name] for name in names})
         why = _why_not(rank, settings, info)
         if why is not None:

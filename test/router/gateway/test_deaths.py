@@ -31,7 +31,7 @@ def test_a_request_that_workers_die_of_ends_two_of_them_at_most(stream: bool) ->
                 worker.fault = Fault.BREAKS
             answer = await home.ask("a poison", stream=stream)
             assert (answer.status, answer.json["error"]["type"]) == (502, "server_error")
-            assert answer.message == "2 workers went while they had this request: no other gets it"
+            assert answer.message == "2 workers failed while they had this request: no other gets it"
             assert answer.headers["x-should-retry"] == "false", "OpenAI's clients would send it again"
             assert sum(len(worker.asked) for worker in fleet) == 2
             home.gateway.dispatcher.check_invariants()
@@ -70,7 +70,7 @@ def test_a_request_that_hangs_workers_until_they_are_down_ends_two_of_them_at_mo
             for number in (1, 2):
                 await until(lambda number=number: sum(len(worker.asked) for worker in fleet) == number)  # type: ignore[misc]
                 next(worker for worker in fleet if worker.asked and worker.is_healthy).is_healthy = False
-            assert (await asking).message.startswith("2 workers went ")
+            assert (await asking).message.startswith("2 workers failed ")
             assert sum(len(worker.asked) for worker in fleet) == 2
 
     run(story())

@@ -13,7 +13,7 @@ block that a request names twice counts at each of its positions and is accessed
 the first gap counts for nothing, but is touched all the same. Blocks of different namespaces are different blocks. The
 last prompt token may be hit, too: these are the format's own rules, while a server must recompute it for its logits.
 
-`access_prompt` is the rule; `hit_tokens` and `replay` go through a trace with it, as commands do, which count bytes.
+`access_prompt` is the rule; `hit_tokens` and `replay` apply it to a trace, as commands do, which count bytes.
 """
 
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ class Access(NamedTuple):
 
     num_blocks: int
     num_missed: int
-    """Accesses that found their block gone or never there."""
+    """Accesses whose block was evicted or never there."""
     num_hit_tokens: int
 
 

@@ -4,19 +4,19 @@ Chunked prefill leaves a state at every chunk, oldest at the shallow end, so pla
 first and leaves none where another request may branch off. Thinning keeps a path covered instead:
 
 1. the state hit or made the longest ago says which path is thinned: that of its conversation (`conversation.py`);
-2. of the evictable states there, the one goes whose loss would leave the smallest gap, in tokens, between the state
+2. of the evictable states there, evict the one whose loss would leave the smallest gap, in tokens, between the state
    above it and the next deeper one of its conversation:
 
        gap(n) = depth of the next deeper state - depth of the nearest shallower state
 
-   The end of a conversation has no deeper state and goes last. Of equal gaps, the state made first goes.
+   The end of a conversation has no deeper state and is evicted last. Of equal gaps, the state made first is evicted.
 
 A path of states every k tokens is thus left with one every 2k, then every 4k, and its end; that agrees with the hits
 that the pull request prints (28672 and then 16384 of 32768 tokens in chunks of 2048). What is printed there is the
-evidence for step 2 and for the end going last; that the LRU tail picks the path is our reading of its title.
+evidence for step 2 and for the end being last; that the LRU tail picks the path is our reading of its title.
 A state with several children is a branch point, and is out of scope.
 
-When KV alone is short, states are not the matter: the leaf through which no request has run for longest goes.
+When KV alone is short, states are not the matter: the leaf through which no request has run for longest is evicted.
 
 A gap changes when the states around it do: the one above is reported, the deeper one is known from the conversation.
 Two queues, by age and, for each conversation, by gap, make a victim O(log n).

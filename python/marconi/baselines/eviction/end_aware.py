@@ -1,4 +1,4 @@
-"""End-aware T-LRU (arXiv 2510.15152): T-LRU that knows whether a conversation goes on.
+"""End-aware T-LRU (arXiv 2510.15152): T-LRU that knows whether a conversation continues.
 
     needed = max(L + Q - xi, 0) if another prompt will come, else 0
 

@@ -44,7 +44,7 @@ _ROUNDING = 1e-9
 
 
 class TurnModel:
-    """How conversations go on: turns, ends and what a prompt adds."""
+    """How conversations continue: turns, ends and what a prompt adds."""
 
     __slots__ = ("added_tokens", "end_per_s", "turn_per_s")
 

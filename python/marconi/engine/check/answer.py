@@ -192,7 +192,7 @@ def _resolve(record: Any, model: Model, machine: Machine, notes: list[str]) -> t
     if not machine.is_cpu and record.device is None:
         record.device = "cuda"
     draft = record.speculative_draft_model_path
-    # A checkpoint may have a draft for this rule in it, of which no name tells.
+    # A checkpoint may have a draft for this rule in it, which no name says.
     may_hold_draft = str(record.speculative_algorithm).upper() == "DSPARK" and not model.is_whole
     with machine.as_sglang_finds_it(), model.folder() as folder, draft_folder(draft) as draft_path:
         # A checkpoint may bring code, which only a server runs.

@@ -180,7 +180,7 @@ class Model:
             return False
         if (Phase.PREFILL, "backend") in getattr(server_args, "_cuda_graph_config_locked", ()):
             return bool(view.cuda_graph_config.prefill.backend == Backend.BREAKABLE)
-        # Of all models on the backend that could, SGLang lets one do so unless told otherwise.
+        # Of all models on the backend that could, SGLang lets one do so by default.
         return "Glm5NextForConditionalGeneration" in (self.hf_config.architectures or [])
 
     def _captures_in_segments(self, view: Any) -> bool:

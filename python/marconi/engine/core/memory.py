@@ -122,7 +122,7 @@ class DeviceMemory:
         self._freed_states: list[torch.Tensor] = []
         self._no_slots = torch.empty(0, dtype=torch.int64, device=device)
 
-    # What comes in and what goes out
+    # Memory that is held and freed
 
     def offer(self, indices: torch.Tensor, from_depth: int, tenant: Tenant) -> None:
         """The KV of the path that is inserted next, from `from_depth` tokens on; `tenant` is its namespace's."""

@@ -75,7 +75,7 @@ class MarconiTreeCore(DeviceOnlyCore):
     ) -> None:
         """A core for the pools of `params`, whose tree and policies `make` makes anew at every reset.
 
-        `clock` gives seconds that never go back, the same on every rank that shares the cache.
+        `clock` gives seconds that never decrease, the same on every rank that shares the cache.
         What the tree holds is noted in `log`, if there is one.
         """
         self.page_size = params.page_size
@@ -95,7 +95,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         self.reset()
 
     def reset(self) -> None:
-        """Hold nothing, and go on counting. What was held is not freed: the pools are cleared with it."""
+        """Hold nothing, and keep counting. What was held is not freed: the pools are cleared with it."""
         self.memory = DeviceMemory(self.device, self._log)
         if self._log is not None:
             self._log.flushed()
@@ -148,7 +148,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         return node.serial
 
     def node_by_id(self, node_id: int) -> Any:
-        """The node of a handle; `KeyError` if it is gone."""
+        """The node of a handle; `KeyError` if it was dropped."""
         if node_id == ROOT:
             root = Node(b"", None, 0, ROOT)
             root.children = {each.serial.to_bytes(8): each for each in self.hybrid.tree.roots.values()}
@@ -258,7 +258,7 @@ class MarconiTreeCore(DeviceOnlyCore):
     def evict_device_next_node(
         self, component_type: ComponentType, tracker: dict[ComponentType, int]
     ) -> EvictDeviceNextNodeResult:
-        """Evict one victim, whole; no progress when enough is freed, or nothing may go."""
+        """Evict one victim, whole; no progress when enough is freed, or nothing is evictable."""
         assert self._walk is not None, "no eviction has begun"
         need, num_wanted = self._walk
         if tracker[component_type] >= num_wanted:
@@ -267,7 +267,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         return EvictDeviceNextNodeResult() if freed is None else self.drain(freed)
 
     def evict_one(self, need: Need) -> Freed | None:
-        """Evict one victim, whole; what it frees waits in `memory`. None if nothing may go."""
+        """Evict one victim, whole; what it frees waits in `memory`. None if nothing is evictable."""
         freed = self.hybrid.evict(need, self._clock())
         self._forget_handles()
         return freed
@@ -358,7 +358,7 @@ class MarconiTreeCore(DeviceOnlyCore):
     # Values
 
     def is_full_device_evicted(self, node_id: int) -> bool:
-        """True if the node's KV is gone."""
+        """True if the node's KV was evicted."""
         return node_id != ROOT and not (node_id in self._nodes and self._nodes[node_id].is_live)
 
     def collect_full_device_indices(self, from_node_id: int, until_node_id: int) -> torch.Tensor:

@@ -5,7 +5,7 @@
                copies at once what is worth more than the wait, and waits for the copies under way where nothing else
                may be evicted: memory that a request was admitted for has to be there
     match      promises what the host holds beyond the device's state, if loading it saves time
-    load       when the request is admitted: its KV joins the tree, its state goes to a slot of the tree's and to the
+    load       when the request is admitted: its KV joins the tree, its state is loaded to a slot of the tree's and the
                request's own, layer by layer, as the forward needs them
     prefetch   for a hint of a request that ends, a state is loaded that another one will start from (`prefetch.py`)
 
@@ -194,7 +194,7 @@ class TieredRadixCache(MarconiRadixCache):
     # Copies
 
     def check_hicache_events(self) -> None:
-        """Take note of what was copied and loaded, copy what goes next, and load more of what was saved."""
+        """Take note of what was copied and loaded, copy what is evicted next, and load more of what was saved."""
         super().check_hicache_events()
         if self.saver is not None:
             self.saver.go_on_loading()

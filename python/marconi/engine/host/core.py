@@ -1,6 +1,6 @@
 """The tree core with a host tier: what SGLang's copies and loads ask of it.
 
-A copy to the host goes through SGLang's own steps: what is missing there (`build_backup_spec`), where it was put
+A copy to the host takes SGLang's own steps: what is missing there (`build_backup_spec`), where it was put
 (`commit_backup`), that it is under way and that it is there (`mark_write_through_pending`, `finish_write_through`).
 Which nodes are copied is chosen ahead (`policy/write_behind.py`), and room for them is made before SGLang is asked for
 it. A load is the cache's own (`host/cache.py`).

@@ -1,7 +1,7 @@
 """Where copies lie in SGLang's host pools: of every hosted node rows of KV, of every copy a slot.
 
 A copy is held before it is filled (`tree/host.py`): what it needs beyond what lies there for others is asked for then,
-and its path is filled from the front. What is dropped goes back to its pool at once.
+and its path is filled from the front. Dropped rows return to their pool at once.
 
 Source of the pools: `srt/mem_cache/pool_host/group.py`. Owner: the scheduler's thread.
 """

@@ -2,7 +2,7 @@
 
     prefill    leaves a planned state in a live slot, in full precision; a checkpoint slot is taken with it
     keep       the state is rounded into the checkpoint slot, once, and its live slot is free
-    hit        SGLang scales the checkpoint back into the request's live slot, and the request goes on in full precision
+    hit        SGLang scales the checkpoint back into the request's live slot, which runs in full precision
 
 A request's own state is never rounded while it runs. Where no slot is available a state is not kept: a miss later on.
 

@@ -1,7 +1,7 @@
 """Which requests SGLang's scheduler admits to one pool for KV and states (`--enable-unified-memory`), under our cache.
 
-SGLang counts on the free bytes and on KV that may go, in tokens, and takes one state slot for each request. Both are
-short of what happens: states that may go give bytes to KV as well, so a pool full of states would admit nothing, ever;
+SGLang counts on the free bytes and on evictable KV, in tokens, and takes one state slot for each request. Both are
+short of what happens: evictable states give bytes to KV as well, so a pool full of states would admit nothing, ever;
 and a request that tracks its states takes their slots too, so a full pool would admit what it cannot serve, and the
 scheduler would end. Here instead:
 

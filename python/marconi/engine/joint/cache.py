@@ -1,14 +1,14 @@
 """The cache of a hybrid model whose KV and states share one pool of bytes (`--enable-unified-memory`).
 
-Whichever is short, the victim is the one of least worth for the bytes that it frees (`Need.BYTES`), and victims go
-until there is room: for as many KV tokens, or states, as SGLang lacks. SGLang itself asks component by component, KV
-first.
+Whichever is short, the victim is the one of least worth for the bytes that it frees (`Need.BYTES`), and victims are
+evicted until there is room: for as many KV tokens, or states, as SGLang lacks. SGLang itself asks component by
+component, KV first.
 
 A hit needs a slot for a copy of its state before it is admitted, and a pool that is full of running requests may have
 none: then it is no hit, for now.
 
 A planned state takes bytes that its own request may need for KV, in this prefill or in the next chunk: it is written
-only if there is room for the prompt beside it, once everything that may go has gone.
+only if there is room for the prompt beside it, once all that is evictable has been evicted.
 
 Source of what it extends: `srt/mem_cache/unified_radix_cache.py:evict_for_alloc`.
 """
@@ -95,7 +95,7 @@ class JointRadixCache(MarconiRadixCache):
     def evict_for_alloc(
         self, params: EvictParams, *, allocation_reclaim_satisfied: Callable[[], bool] | None = None
     ) -> EvictResult:
-        """Evict until as much more can be lent as `params` asks for, or nothing is left that may go."""
+        """Evict until as much more can be lent as `params` asks for, or nothing is evictable any more."""
         assert allocation_reclaim_satisfied is None, "a quota of KV and states apart"
         started_s = time.perf_counter()
         core, result = self.tree_core, EvictResult()

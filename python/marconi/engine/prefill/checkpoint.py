@@ -76,6 +76,6 @@ def working_slots(metadata: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def slots_of(linear: Any, checkpoints: Sequence[Checkpoint]) -> torch.Tensor:
-    """(num_checkpoints,) int64: where in the pools the states of `checkpoints` go."""
+    """(num_checkpoints,) int64: the places in the pools of the states of `checkpoints`."""
     slots = torch.cat([each.slot.view(1) for each in checkpoints])
     return linear.req_to_token_pool.translate_mamba_indices(slots).long()

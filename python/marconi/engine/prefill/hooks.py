@@ -51,7 +51,7 @@ def on_init_new(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, *
         return
     setattr(linear, PLAN, None)
     checkpoints = getattr(batch, PLAN, None)
-    # The batch goes on to decode with its plan still on it, and a draft model runs it as well.
+    # The batch then decodes with its plan still on it, and a draft model runs it as well.
     if checkpoints and batch.forward_mode.is_extend_without_speculative() and not model_runner.is_draft_worker:
         setattr(linear, PLAN, _Plan(forward_batch.sampling_info, forward_batch.extend_seq_lens_cpu, checkpoints))
 

@@ -1,7 +1,7 @@
 """A prefill that is cut where a state is kept, inside each recurrent layer.
 
 A recurrent layer's kernel leaves the state at the end of what it is given. So a layer whose batch has checkpoints
-runs in passes: the first segment of every sequence, then the second of those that go on, ...; after each pass the
+runs in passes: the first segment of every sequence, then the second of those that have one, ...; after each pass the
 states that were asked for are copied from the request's working slot to their own, exactly as the kernel left them.
 
     sequence 0   |------- c |---------- end        pass 1: both first segments, copy c and d

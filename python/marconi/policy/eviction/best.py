@@ -25,7 +25,8 @@ Rates are learned while serving (`forecast/forecast.py`); before the first uses 
 and the rule is LRU by saving per byte.
 
 A node is ranked with the forecast of when it was last reported; the least is ranked again with the present one before
-it goes, up to `MAX_RERANKS` times. A victim costs O(classes + log n), with classes no more than strata times levels.
+it is evicted, up to `MAX_RERANKS` times. A victim costs O(classes + log n), with classes no more than strata times
+levels.
 
 Classes and not a sample: the least of 64 candidates drawn at random (as libCacheSim's sampled policies) would need no
 classes, but moves the hit rates of docs/hit-rate.md by -1.07 to +0.95 points, at five of 32 below -0.3, and of 512
@@ -187,7 +188,7 @@ class AgeingClasses:
             self._changed[found] = None
 
     def least(self, log2_index: Floats, now_s: float) -> NodeView | None:
-        """The least valuable of the classes' oldest and youngest; ties go to the oldest, then to the one made first.
+        """The least valuable of the classes' oldest and youngest; of equal ones the oldest, then the one made first.
 
         Exact while each stratum of the index has one peak.
         """

@@ -4,9 +4,9 @@
 
 t(n) is when the node itself was last hit (never refreshed through a descendant), t_min the oldest among the evictable
 nodes, and the unit is its age, now - t_min, unless a rule says otherwise; b(n) is the rule's benefit of keeping the
-node, b_min and b_max its range over the evictable nodes. Ties go to the oldest hit. S is compared
-multiplied by the unit and the range, which are the same for all nodes: whole units and whole benefits then compare
-without rounding.
+node, b_min and b_max its range over the evictable nodes. Of equal nodes the one hit longest ago is evicted. S is
+compared multiplied by the unit and the range, which are the same for all nodes: whole units and whole benefits then
+compare without rounding.
 
 Finding the least must not scan: nodes of about equal benefit, within a factor of 2^(1/`CLASSES_PER_OCTAVE`), form a
 class with a queue by last hit, and the victim is the least among the classes' oldest. Those are weighed with their own
@@ -128,7 +128,7 @@ class _Classes:
         self._changed: dict[int, None] = {}
         """Rows whose oldest may be another one."""
         self._asked: tuple[float, float, float] | None = None
-        """Weight, time and unit by which `_named` is the least; None once it has gone."""
+        """Weight, time and unit by which `_named` is the least; None once it was evicted."""
         self._named: NodeView | None = None
 
     def put(self, node: NodeView, benefit: float) -> None:

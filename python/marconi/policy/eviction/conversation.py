@@ -42,7 +42,7 @@ class Conversation:
         self.num_tokens = 0
         """Its length: the depth of the last state it was given."""
         self.next_prompt_tokens: float | None = None
-        """Expected length of its next prompt when it was last given a state; None if it does not go on."""
+        """Expected length of its next prompt when it was last given a state; None if it does not continue."""
         self.needed_tokens: float | None = None
         """Tokens that must be cached for the next prompt; None until worked out."""
         self.num_growths = 0
@@ -96,7 +96,7 @@ class Conversations:
         return conversation
 
     def drop(self, node: NodeView) -> None:
-        """The state of `node` is gone."""
+        """The state of `node` was evicted."""
         conversation = self._of.pop(node)
         del conversation.states[bisect_left(conversation.states, node.depth, key=_depth)]
         conversation.ranked.pop(node, None)

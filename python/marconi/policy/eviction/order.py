@@ -284,7 +284,7 @@ class Order(Eviction):
 
     @property
     def num_awaited(self) -> int:
-        """States that waiting requests would start from, and that may go after all others."""
+        """States that waiting requests would start from, and that are evicted after all others."""
         return len(self._awaited.all)
 
     def _tier_of(self, node: NodeView) -> "_Tier | None":

@@ -59,7 +59,7 @@ class TailEviction(TailOptimizedEviction):
         self._grown_tokens = 0
 
     def arrived(self, lease: Lease, now_s: float) -> None:
-        """Note by how much the prompt is longer than the conversation it goes on with."""
+        """Note by how much the prompt is longer than the conversation that it continues."""
         conversation = None if lease.match.source is None else self.conversations.goes_on_from(lease.match.source)
         if conversation is None:
             return

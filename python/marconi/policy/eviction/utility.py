@@ -5,7 +5,7 @@ frees (the state, and the KV that would be dead without it). `weight` is the pap
 
 The paper divides ages by the oldest one in the cache. A dear state therefore outlives all cheaper ones and becomes the
 oldest, so that ages no longer matter: no one alpha pays on every traffic, and the paper tunes it while serving.
-`AgeingUtilityEviction` divides by the *eviction age* instead, the mean age at which the latest victims went:
+`AgeingUtilityEviction` divides by the *eviction age* instead, the mean age at which the latest victims were evicted:
 
     S(n) = alpha * benefit(n) - age(n) / eviction age                    benefit from 0, the least held, to 1
 

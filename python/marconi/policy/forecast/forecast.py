@@ -16,7 +16,7 @@ A state's *traits* are what is known of it when it is left, in levels of a few f
 - `new`: tokens of the path that were new, in octaves. A conversation grows by little, a document is new as a whole.
 - `length`: tokens of the path, in octaves.
 - `answer`: tokens of the output, in octaves.
-- `turn`: how many states went before it, each started from the last.
+- `turn`: how many states precede it, each started from the last.
 
 and apart from these the *rhythm*: the octave of the time between the conversation's requests so far, halving the
 weight of the past with each. It chooses the baseline rather than multiply it, for it says not whether but when.
@@ -25,9 +25,9 @@ Its *role* is its use to later requests (`policy/base.py`). The role decides how
 own rates. The states that a prompt leaves near its end wait for a request that continues it, at a rate that depends on
 the conversation's rhythm, so every rhythm is a stratum of its own. They wait for the same request, so the last of them
 has the life, which ends in a use wherever near its end the prompt is left, and each has its share of the rate
-(`turns.py`). Once that has happened they are passed: one is used again only if a request goes back. A stop on the way
-was left there on purpose (a guard). A branch point serves every request that passes: where prompts parted before, or
-where several paths continue now; not where a conversation leaves its last prompt, as its template always does.
+(`turns.py`). Once that has happened they are passed: one is used again only if a request returns to it. A stop on the
+way was left there on purpose (a guard). A branch point serves every request that passes: where prompts parted before,
+or where several paths continue now; not where a conversation leaves its last prompt, as its template always does.
 
 Where all continuations of a state are evicted, it is a *remnant*, the rest of a path. It waits as the end did, and is
 ranked as one; but it has no life of its own. A path that is evicted state by state would leave one life after the
@@ -120,7 +120,7 @@ _NO_TRAITS: Final = Traits(0.0, None, 0, (0,) * len(NUM_LEVELS))
 
 
 class Lives:
-    """A ring of the last `capacity` lives, at most one going on for each state; the oldest gives way.
+    """A ring of the last `capacity` lives, at most one unfinished for each state; the oldest is overwritten.
 
     It is written a life at a time, for which the standard library's arrays are quicker than numpy's; a fit reads them
     in place. A state is known by the serial of its node, so that a life keeps no node, and nothing of its span, in
@@ -140,7 +140,7 @@ class Lives:
         self.used = bytearray(capacity)
         self._num_factors = num_factors
         self._serials: list[int | None] = [None] * capacity
-        """Serial of the state whose life goes on in each slot."""
+        """Serial of the state whose unfinished life is in each slot."""
         self._slots: dict[int, tuple[int, int]] = {}
         """The slot and the stratum of each unfinished life, by serial."""
         self._next = 0
@@ -154,7 +154,7 @@ class Lives:
         return None if going_on is None else going_on[1]
 
     def begin(self, serial: int, stratum: int, levels: Sequence[int], now_s: float) -> None:
-        """A life of a state begins; one that goes on ends unused."""
+        """A life of a state begins; an unfinished one ends unused."""
         self.end(serial, now_s)
         slot = self._next % len(self._serials)
         self._next += 1
@@ -171,7 +171,7 @@ class Lives:
         self._slots[serial] = slot, stratum
 
     def end(self, serial: int, now_s: float, *, used: bool = False) -> None:
-        """The life of a state, if one goes on, ends."""
+        """The unfinished life of a state, if there is one, ends."""
         going_on = self._slots.pop(serial, None)
         if going_on is not None:
             slot = going_on[0]
@@ -206,7 +206,7 @@ class Forecast:
         """States left on the way, by serial: for a guard the depth of the state above it and the tokens to the end when
         it was left; for a branch point, which is no reason for a guard, its own depth and 0."""
         self._passed: set[int] = set()
-        """Serials of states with traits from which something has gone on since a request last ended there."""
+        """Serials of states with traits that were continued since a request last ended there."""
         self._branches: set[int] = set()
         """Serials of states left where several prompts part."""
         self._num_arrivals = 0
@@ -252,7 +252,7 @@ class Forecast:
             self._passed.discard(forgotten)
 
     def gone(self, node: NodeView, now_s: float) -> None:
-        """The state of `node` is gone or about to go; of an end the ghost will tell whether it is missed."""
+        """The state of `node` is evicted; of an end the ghost will show whether it is missed."""
         self._waypoints.pop(node.serial, None)
         self._branches.discard(node.serial)
         if node.num_children:
@@ -261,7 +261,8 @@ class Forecast:
     def standing(self, node: NodeView, now_s: float) -> tuple[int, float]:
         """The stratum of a held state and the weight of its rate.
 
-        Begins a life if none goes on in that stratum; a remnant has none, nor has any but the last state of a prompt.
+        Begins a life if there is none unfinished in that stratum; a remnant has none, nor has any but the last state of
+        a prompt.
         """
         serial, left_by = node.serial, node.left_by
         traits = self._traits.get(serial, _NO_TRAITS)

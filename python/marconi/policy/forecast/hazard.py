@@ -1,7 +1,7 @@
 """The rate at which a state of a given age is used next, and the worth of waiting for that use.
 
 Lives. A *life* of a state begins when it is made, used, or changes its role, and ends with the next use, with a change
-of role, or, for a state whose use could not be seen any more, with its eviction; a life that still goes on counts as
+of role, or, for a state whose use could not be seen any more, with its eviction; an unfinished life counts as
 unused so far. The last lives are kept (`forecast.py`).
 
 Rates. Proportional hazards, from the lives:
@@ -9,8 +9,8 @@ Rates. Proportional hazards, from the lives:
     rate(age, s, x) = h[s, bin(age)] * product over factors j of w[j][group(s), x_j]
 
 in uses per second. h is a step function of age for each stratum s; w multiplies it by what is known of the state, in
-levels x_j of each factor, separately for each group of strata. Ages are censored where a life goes on or was cut off,
-which the likelihood takes as it is: events over exposure. (Cox's model with a piecewise exponential baseline.) Few
+levels x_j of each factor, separately for each group of strata. Ages are censored where a life is unfinished or was cut
+off, which the likelihood takes as it is: events over exposure. (Cox's model with a piecewise exponential baseline.) Few
 lives must not say much, so every estimate is drawn to the next broader one by pseudo-events: a group's baseline to a
 prior that falls as 1 / (age + 8 s), a stratum's to its group's, a factor's level to 1. A fit alternates baseline and
 factors, in closed form each: O(lives * bins).
@@ -86,7 +86,7 @@ class Seen(NamedTuple):
     used: npt.NDArray[np.bool_]
     """Whether it ended in a use."""
     ages_s: Floats
-    """Seconds that it took, or has gone on for."""
+    """Seconds that it took, or has taken so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class Turns:
         return LeftBy(request.num_prompt_tokens, self.distance(lease) == 0, closing, request.namespace)
 
     def is_usual(self, lease: Lease) -> bool:
-        """True if a request leaves a prompt where its template's next turn does: a conversation that goes on."""
+        """True if a request leaves a prompt where its template's next turn does: a conversation that continues."""
         distance, end = self.distance(lease), lease.match.last.left_by
         if distance is None or end is None:
             return False
@@ -156,7 +156,7 @@ class Turns:
         return counts.get(distance, 0) >= max(_MIN_SEEN, _SHARE * sum(counts.values()))
 
     def parts_at(self, lease: Lease, depth: int) -> bool:
-        """True if a request parts from others at `depth`, and not as a conversation does that goes on."""
+        """True if a request parts from others at `depth`, and not as a conversation does that continues."""
         request, match = lease
         known = min(match.num_seen_tokens, request.num_prompt_tokens - 1)
         return known - self._unit_tokens < depth <= known and not self.is_usual(lease)
@@ -302,7 +302,7 @@ class _Window:
         return share
 
     def add(self, distance: int) -> None:
-        """One more; the oldest of a full window goes."""
+        """One more; the oldest of a full window is dropped."""
         counts = self.counts
         self._shares.clear()
         self._last.append(distance)

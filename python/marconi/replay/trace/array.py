@@ -1,6 +1,6 @@
 """The elements of a JSON array, read piece by piece, one element in memory at a time.
 
-A malformed element is bad, and reading goes on at the next one. That begins where, behind a comma or a bracket, an
+A malformed element is bad, and reading continues at the next one. That begins where, behind a comma or a bracket, an
 object opens with one of the keys that elements open with: `{"id":`. Text cannot be taken for it, since in a JSON string
 a quote has a backslash before it.
 """

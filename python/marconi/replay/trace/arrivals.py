@@ -32,7 +32,7 @@ def session_starts(session_rate: float, rng: np.random.Generator) -> Iterator[fl
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a session goes on: the answer is decoded, then somebody thinks or a tool runs."""
+    """How a session continues: the answer is decoded, then somebody thinks or a tool runs."""
 
     think_time_s: float
     """Mean of the pause between an answer's last token and the next request."""

@@ -2,8 +2,8 @@
 
 Fields: `session_id`, `turn_id`, `ts` (seconds), `num_input_tokens`, `num_output_tokens`, `input_tokens`,
 `output_tokens`. `input_tokens` is the whole prompt, history included; everything is known (unit 1). Lines need not be
-in order of time, but a session's own must be, and its `turn_id` must not go back. Only lines with the same `namespace`,
-a number that `marconi convert` adds where it is not 0, share prefixes.
+in order of time, but a session's own must be, and its `turn_id` must not decrease. Only lines with the same
+`namespace`, a number that `marconi convert` adds where it is not 0, share prefixes.
 """
 
 import msgspec

@@ -109,7 +109,7 @@ def _check_place(line: _Line, turns: dict[int, _Turn], nexts: dict[int, Request]
     if line.chat_id in turns:
         raise BadRecord(f"chat_id must be new, got {line.chat_id} again")
     if line.chat_id in nexts:
-        raise BadRecord(f"chat_id must come before the requests that go on from it, got {line.chat_id} after one")
+        raise BadRecord(f"chat_id must come before the requests that continue it, got {line.chat_id} after one")
     parent = turns.get(line.parent_chat_id)
     if parent is not None and line.turn <= parent.request.turn + 1:
         raise BadRecord(

@@ -181,8 +181,8 @@ _UNUSED = {
     "session_rate": "has its own times",
     "think_time_s": "has its own times",
     "max_sessions": "names no sessions",
-    "system_prompts": "does not tell its system prompts",
-    "models": "does not tell its models",
+    "system_prompts": "does not name its system prompts",
+    "models": "does not name its models",
     "tokenizer": "holds no text",
 }
 """Why an option does nothing. Blocks are cut of any trace (`in_blocks`), so `block_tokens` is not among them."""

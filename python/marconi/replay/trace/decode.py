@@ -109,7 +109,7 @@ def check_num_blocks(hash_ids: Sequence[int], num_tokens: int, block_tokens: int
 
 
 def check_order(field: str, value: Any, before: Any) -> None:
-    """Checks that `value` does not go back behind `before`, the last good record's; None where there was none."""
+    """Checks that `value` is not below `before`, the last good record's; None where there was none."""
     if before is not None and value < before:
         raise BadRecord(f"{field} must be at least {_plain(before)} as in the record before it, got {_plain(value)}")
 

@@ -133,7 +133,7 @@ class Source:
 
 @contextmanager
 def source_at(path: str) -> Iterator[Source]:
-    """The source at `path`, or a copy of what can be read only once; the copy is gone afterwards."""
+    """The source at `path`, or a copy of what can be read only once; the copy is removed afterwards."""
     where = Path(path)
     if path != STDIN and (where.is_file() or where.is_dir() or not where.exists()):
         yield Source(where)

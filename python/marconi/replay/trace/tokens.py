@@ -2,7 +2,7 @@
 
 The default cuts a text as byte-pair tokenizers do before they merge: a word or a sign with the one space before it, or
 a run of white space, words in pieces of at most eight characters. Pieces are numbered in the order of their first use.
-Equal texts give equal ids, and a text that goes on keeps all but its last one or two.
+Equal texts give equal ids, and a text that is continued keeps all but its last one or two.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """The operator's routes: `GET /router`, `GET /metrics`, and adding and removing workers.
 
-GET    /router            the fleet, the index, and why the latest requests went where they did
+GET    /router            the fleet, the index, and why each of the latest requests has its worker
 POST   /router/workers    {"url": "http://..."}: add a worker; 202, since it has yet to be described
 DELETE /router/workers    {"url": "http://..."}: no more requests to it; its answers under way are relayed
 GET    /metrics           Prometheus

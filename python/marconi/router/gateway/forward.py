@@ -141,7 +141,7 @@ class Forwarding:
                 num_lost += failure.is_lost
                 if num_lost == _MAX_LOST:
                     return error(
-                        502, f"{num_lost} workers went while they had this request: no other gets it", _NO_RETRY
+                        502, f"{num_lost} workers failed while they had this request: no other gets it", _NO_RETRY
                     )
             finally:
                 self._gateway.ended(ticket)
@@ -231,7 +231,7 @@ class Forwarding:
                     # A host that vanished closes no connection: only its silence shows it.
                     worker.failed(words(broken))
                     self._metrics.cut_off.inc()
-                    await answer.write(error_event(502, "the worker went before it had answered to the end"))
+                    await answer.write(error_event(502, "the worker failed before it had answered to the end"))
                     break
             else:
                 await answer.write(b"".join(held))

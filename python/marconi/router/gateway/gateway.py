@@ -1,4 +1,4 @@
-"""The gateway's state, and every change of it: workers that come and go, requests that go to them.
+"""The gateway's state, and every change of it: workers that come and go, requests that are sent to them.
 
     health check  --joins-->              workers, and what the `RouterCore` knows of each of their ranks
     request       --admit, dispatch-->    a rank that is not full and has room for the prompt, of a worker that is up
@@ -7,7 +7,7 @@ Workers of one gateway are alike: one model, hashes of the same blocks, one toke
 tokenizer handles as theirs does, texts or chats, are tokenized here; for others a worker's tokenizer is used.
 
 To the dispatcher each data-parallel rank is a worker of its own, by the name of its `Rank`. A request whose client asks
-for a rank is given to that rank of any worker, or to a worker that does not tell its ranks apart.
+for a rank is given to that rank of any worker, or to a worker whose ranks are not known.
 
 Owner: the event loop.
 """
@@ -190,7 +190,7 @@ class Gateway(RouterCore):
         """The ranks of the workers that are up, of those that a client's wish leaves; a 400 where it leaves none."""
         ranks = list(self.ranks.values())
         if wanted is not None and ranks:
-            # A worker that does not tell its ranks apart gets the wish as it came.
+            # A worker whose ranks are not known gets the wish unchanged.
             left = [rank for rank in ranks if rank.number == wanted] or [rank for rank in ranks if rank.number is None]
             if not left:
                 highest = max(rank.number for rank in ranks if rank.number is not None)

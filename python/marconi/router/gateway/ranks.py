@@ -1,4 +1,4 @@
-"""The data-parallel rank that serves a request: the one that its client asks for, and the words that tell its worker.
+"""The data-parallel rank that serves a request: the one that its client asks for, and the field that names it.
 
 SGLang takes it from a header or from the body, in this order; without either it chooses itself.
 

@@ -61,10 +61,10 @@ class Settings:
         512, "given to a worker, or to each of its ranks, and not finished; where all have so many, more get 503"
     )
     max_attempts: int = _limit(
-        3, "workers that a request is tried on while none has sent a byte; a second one that goes with it is the last"
+        3, "workers that a request is tried on while none has sent a byte; a second one that fails with it is the last"
     )
     connect_timeout_s: float = 5.0
-    first_byte_timeout_s: float = _limit(600.0, "seconds until a worker's answer begins or goes on")
+    first_byte_timeout_s: float = _limit(600.0, "seconds until a worker's answer begins or continues")
     snapshot_period_s: float = _limit(5.0, "seconds between two snapshots of a worker")
     num_recent: int = _limit(256, "latest requests that GET /router shows")
     health: HealthLimits = field(default_factory=HealthLimits)

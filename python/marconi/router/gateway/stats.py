@@ -157,7 +157,7 @@ def _count(name: str, words: str, value: float) -> CounterMetricFamily:
 
 @dataclass(slots=True)
 class Record:
-    """One request, filled in as it goes."""
+    """One request, filled in while it runs."""
 
     at_s: float
     """Unix time of its arrival."""
@@ -176,7 +176,7 @@ class Record:
     """From its arrival to the first byte of the answer."""
     num_attempts: int = 0
     status: int | None = None
-    """The answer's; None while there is none, or if its client has gone."""
+    """The answer's; None while there is none, or if its client has disconnected."""
     failures: list[str] | None = None
     """Earlier attempts' errors, in words."""
 

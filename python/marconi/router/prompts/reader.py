@@ -90,7 +90,7 @@ class TokenizingReader:
     defaults: Mapping[str, Any]
     """The workers' `--default-chat-template-kwargs`."""
     is_plain: bool
-    """Whether its prompts of text go to the model as the ids that the chat has."""
+    """Whether its prompts of text reach the model as the ids that the chat has."""
     adapters: Adapters
     why_not: str = ""
     """Why there is no tokenizer, in words."""

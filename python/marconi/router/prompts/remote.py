@@ -1,7 +1,7 @@
 """A worker's own tokenizer, for prompts whose ids are not known here.
 
     question --as JSON--> cached?  --no--> POST /v1/tokenize of a worker --> ids
-                             |                                           --> None: late, refused, gone
+                             |                                           --> None: late, refused, lost
                              yes --> ids
 
 Its cost is bounded: `MAX_AT_ONCE` questions wait at a time, each `TIMEOUT_S`, none longer than `MAX_BYTES`, and

@@ -46,4 +46,4 @@ class ResponseHead:
 
 
 class ServerGone(Exception):
-    """A replica's server that cannot be reached, or went before a byte of an answer."""
+    """A replica's server that cannot be reached, or failed before a byte of an answer."""

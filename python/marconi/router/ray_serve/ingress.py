@@ -1,6 +1,6 @@
 """The ingress: the routes of an SGLang server, in front of all replicas.
 
-Until a replica has sent a byte of an answer the ingress may retry: where the replica or its server goes, or the server
+Until a replica has sent a byte of an answer the ingress may retry: where the replica or its server fails, or the server
 is overloaded (502, 503, 504), another gets the request, `max_attempts` times in all. After it, a stream that breaks
 ends with an event that says so.
 """
@@ -113,7 +113,7 @@ async def _rest(head: ResponseHead, answer: Any) -> AsyncIterator[bytes]:
             async for chunk in answer:
                 yield chunk
         except (RayError, ServerGone):
-            yield error_event(502, "the replica went before it had answered to the end")
+            yield error_event(502, "the replica failed before it had answered to the end")
         is_whole = True
     finally:
         if not is_whole:

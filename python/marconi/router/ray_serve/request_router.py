@@ -110,7 +110,7 @@ class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         return chosen
 
     def _sent(self, name: str, call: Call, future: "asyncio.Future[RunningReplica]") -> None:
-        """Note that a request has its replica, or that its client has gone before."""
+        """Note that a request has its replica, or that its client has disconnected before."""
         if self._sending.get(name) is future:
             del self._sending[name]
         known = self._replicas_known

@@ -38,7 +38,7 @@ class Server(GuardedServer):
         )
 
     def description(self) -> dict[str, Any]:
-        """The server's answers that describe it to a router (`describe`), for JSON; `OSError` where it has gone."""
+        """The server's answers that describe it to a router (`describe`), for JSON; `OSError` where it has ended."""
         info, marconi = json.loads(self.request("/model_info")), json.loads(self.request("/marconi"))
         wanted = ("model_path", "served_model_name", "is_generation")
         ranks = marconi["ranks"] if isinstance(marconi, dict) else []
@@ -49,7 +49,7 @@ class Server(GuardedServer):
         }
 
     def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON that it answers to a body, None where that is none; `OSError` where it has gone."""
+        """The JSON that it answers to a body, None where that is none; `OSError` where it has ended."""
         try:
             return json.loads(self.request(path, body))
         except (urllib.error.HTTPError, ValueError):
