@@ -54,11 +54,16 @@ def test_the_line_at_the_start_tells_of_one_pool(launch: Launch, server: ServerP
     assert f"bytes for {costs}" in server.log_path.read_text(encoding="utf-8")
 
 
-def test_a_server_that_no_flag_tells_how_to_divide_memory_chooses_one_pool_and_says_so(
-    preload: EntryPoint, models: dict[str, Path], references: Callable[[str], Reference], tmp_path: Path
+@pytest.mark.parametrize("ranks", [(), TWO_RANKS], ids=["one-rank", "two-ranks"])
+def test_a_server_whose_memory_no_flag_divides_chooses_one_pool_and_says_so(
+    ranks: tuple[str, ...],
+    preload: EntryPoint,
+    models: dict[str, Path],
+    references: Callable[[str], Reference],
+    tmp_path: Path,
 ) -> None:
     args = (*MARCONI, "--max-total-tokens", "2000", "--max-running-requests", "3", "--chunked-prefill-size", "256")
-    launch = Launch("undivided", "gdn", args)
+    launch = Launch("undivided", "gdn", (*args, *ranks), env=CONSENSUS)
     with launch.process(models, tmp_path / "log", entry_point=preload(LAUNCH)) as server:
         prompt = random_tokens(900, 420)
         prompts = [prompt, prompt, [*prompt[:200], *random_tokens(901, 90)], [*prompt, *random_tokens(902, 60)]]
