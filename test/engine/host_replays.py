@@ -16,7 +16,7 @@ from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts
 from rig.clock import TraceClock
 from rig.driver import HostReplay
-from rig.pools import Core, HostPools, Strategy, marconi, stock
+from rig.pools import Core, Division, HostPools, Strategy, marconi, stock
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
 TRACK_TOKENS = 256
@@ -33,6 +33,7 @@ class Setting:
     num_state_slots: int
     chunk_tokens: int = 256
     max_running: int = 1
+    memory: Division = Division.TWO_POOLS
 
     @property
     def host(self) -> HostPools:
@@ -45,6 +46,7 @@ class Setting:
             self.strategy,
             self.chunk_tokens,
             self.max_running,
+            memory=self.memory,
         )
 
     def holds(self, requests: Sequence[Request]) -> bool:

@@ -27,6 +27,7 @@ NUM_TURNS = 5
 """After the restart: 100 prompts."""
 LEAST_HITS = 0.95
 HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "3", "--marconi-check-invariants", "idle")
+ONE_POOL = ("--enable-unified-memory", "--marconi-check-invariants", "idle")
 STOPS_WITHIN_S = 60.0
 
 
@@ -88,13 +89,15 @@ def checksums(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "tier"), [("gdn", ()), ("mamba2", ()), ("gdn", HOST)], ids=["gdn", "mamba2", "gdn-host"]
+    ("family", "memory"),
+    [("gdn", ()), ("mamba2", ()), ("gdn", HOST), ("gdn", ONE_POOL)],
+    ids=["gdn", "mamba2", "gdn-host", "gdn-one-pool"],
 )
 def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
-    family: str, tier: tuple[str, ...], models: dict[str, Path], preload: EntryPoint, tmp_path: Path
+    family: str, memory: tuple[str, ...], models: dict[str, Path], preload: EntryPoint, tmp_path: Path
 ) -> None:
     base = STANDARD[family, EXTRA_BUFFER]
-    common = (*base.args, *tier, "--marconi-time", "requests")
+    common = (*base.args, *memory, "--marconi-time", "requests")
     folder = tmp_path / "saved"
     launch = Launch("saved", family, (*common, "--marconi-save-dir", str(folder)))
 
@@ -149,7 +152,7 @@ def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
     # The control: states that are wrong and not refused give other answers, so equal ones say something.
     shutil.rmtree(rank)
     shutil.copytree(whole, rank)
-    zero_states(rank, num_tensors=1 if tier else 2)
+    zero_states(rank, num_tensors=1 if memory is HOST else 2)
     answers, log = restarted("wrong")
     assert "marconi: loaded " in log
     assert [each.token_ids for each in answers] != [each.token_ids for each in expected]

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from marconi.engine.joint.memory import JointMemory
 from marconi.engine.persistence import saver as module
 from marconi.engine.persistence.files import INDEX
 from marconi.engine.persistence.saver import Saver, digest_of_weights
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from rig.driver import HostReplay
-from rig.pools import Strategy
+from rig.pools import Division, Strategy
 
 from .host_replays import Setting, agents, on_marconi
 
@@ -27,6 +28,8 @@ SETTINGS = {
     "page-1": Setting(1, Strategy.EXTRA_BUFFER, 4000, 30),
     "page-16": Setting(16, Strategy.EXTRA_BUFFER, 4000 // 16 * 16, 30),
     "no-buffer": Setting(1, Strategy.NO_BUFFER, 4000, 30),
+    "one-pool": Setting(1, Strategy.EXTRA_BUFFER, 4000, 30, memory=Division.ONE_POOL),
+    "one-pool-page-16": Setting(16, Strategy.EXTRA_BUFFER, 4000, 30, memory=Division.ONE_POOL),
 }
 SETTING = SETTINGS["page-1"]
 REQUESTS = agents(seed=1)
@@ -53,14 +56,17 @@ def saver_of(replay: HostReplay, tmp_path: Path, weights: str = "w") -> Saver:
 
 def contents(replay: HostReplay) -> Held:
     """The bytes of the KV and of the state of every state, by its path."""
-    core, pool = replay.cache.tree_core, replay.cache.token_to_kv_pool_allocator.get_kvcache()
+    core, allocator = replay.cache.tree_core, replay.cache.token_to_kv_pool_allocator
+    pool, rows = allocator.get_kvcache(), replay.cache.req_to_token_pool
     states, held = pool.mamba_pool.mamba_cache, {}
     for node in core.hybrid.tree.nodes():
         if node.has_state:
             path, above = b"", node
             while above.parent is not None:
                 path, above = above.key + path, above.parent
-            kv, slot = core.memory.path_indices(node), core.memory.states[node]
+            kv, slot = core.memory.path_indices(node), rows.translate_mamba_indices(core.memory.states[node])
+            if JointMemory.of(allocator) is not None:
+                kv = allocator.translate_kv_loc(kv)
             parts = [buffer[kv] for buffer in (*pool.full_kv_pool.k_buffer, *pool.full_kv_pool.v_buffer)]
             parts += [buffer[:, slot] for buffer in (states.temporal, *states.conv)]
             held[path] = tuple(part.contiguous().view(torch.uint8).numpy().tobytes() for part in parts)
@@ -75,14 +81,16 @@ def served(replay: HostReplay, requests: Any) -> list[int | None]:
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_the_next_cache_holds_the_same_bits_and_hits_the_same_tokens(setting: Setting, tmp_path: Path) -> None:
-    never_stopped = started(setting)
+    """In one pool by `lru`: what `best` has learned is not saved, and where all is evicted by worth that shows."""
+    choice = PolicyChoice("lru") if setting.memory is Division.ONE_POOL else PolicyChoice()
+    never_stopped = started(setting, choice)
     served(never_stopped, REQUESTS[:NUM_BEFORE])
     expected = served(never_stopped, REQUESTS[NUM_BEFORE:])
-    first = started(setting)
+    first = started(setting, choice)
     served(first, REQUESTS[:NUM_BEFORE])
     before, ends = contents(first), len(first.cache.tree_core.memory.ends)
     saver_of(first, tmp_path).save()
-    second = started(setting)
+    second = started(setting, choice)
     second.clock.now_s = first.clock.now_s
     second.clock.ticks(second.cache)
     saver_of(second, tmp_path).load()
@@ -92,7 +100,7 @@ def test_the_next_cache_holds_the_same_bits_and_hits_the_same_tokens(setting: Se
     assert len(second.cache.tree_core.memory.ends) == ends
     hits = served(second, REQUESTS[NUM_BEFORE:])
     assert sum(map(int, filter(None, hits))) >= 0.95 * sum(map(int, filter(None, expected))) > 0
-    cold = served(started(setting), REQUESTS[NUM_BEFORE:])
+    cold = served(started(setting, choice), REQUESTS[NUM_BEFORE:])
     assert sum(map(int, filter(None, cold[:20]))) < 0.9 * sum(map(int, filter(None, hits[:20]))), "the control"
 
 
@@ -291,8 +299,8 @@ def test_a_server_that_served_nothing_leaves_what_was_saved_before(tmp_path: Pat
 
 def test_pools_that_are_not_copied_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = started(SETTING)
-    pool = replay.cache.token_to_kv_pool_allocator.get_kvcache()
-    monkeypatch.setattr(pool, "get_cpu_copy", lambda *_: {"kv": torch.zeros(1)})
+    kv = replay.cache.token_to_kv_pool_allocator
+    monkeypatch.setattr(kv, "get_cpu_copy", lambda *_: {"kv": torch.zeros(1)})
     with pytest.raises(Refusal, match="the pools must be such as SGLang copies to the host, got HybridLinearKVPool"):
         saver_of(replay, tmp_path)
 

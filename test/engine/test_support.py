@@ -204,7 +204,6 @@ def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
     ("given", "facts", "says"),
     [
         ({}, Facts(is_hybrid=False), "there are no states to save: leave it out"),
-        ({}, Facts(is_hybrid=True, has_one_pool=True), "KV and states must have a pool each"),
         ({}, Facts(is_hybrid=True, num_ranks=2), "there must be 1 rank and 1 cache, got 2 and 1"),
         ({"dp_size": 2}, Facts(is_hybrid=True), "there must be 1 rank and 1 cache, got 1 and 2"),
         ({"speculative_algorithm": "NGRAM"}, Facts(is_hybrid=True), "--speculative-algorithm must be left out, got N"),

@@ -143,11 +143,6 @@ def against_saving(server_args: Any, given: Flags, facts: Facts) -> Iterator[str
     if not facts.has_own_cache:
         yield "--marconi-save-dir: there are no states to save: leave it out"
         return
-    if facts.has_one_pool:
-        yield (
-            "--marconi-save-dir: KV and states must have a pool each (--mamba-full-memory-ratio 0.9), got "
-            "--enable-unified-memory"
-        )
     num_caches = num_dp_ranks_of(server_args)
     if facts.num_ranks > 1 or num_caches > 1:
         yield f"--marconi-save-dir: there must be 1 rank and 1 cache, got {facts.num_ranks} and {num_caches}"

@@ -334,7 +334,7 @@ class Saver:
         try:
             if kv is None or slot is None:
                 return False
-            store.pool.load_cpu_copy(copies, kv, slot)
+            store.load(copies, kv, slot)
             is_loaded = True
         finally:
             if not is_loaded:

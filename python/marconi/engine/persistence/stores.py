@@ -1,6 +1,6 @@
 """Where a cache's states are saved from: the device's pools alone, or the device and a host tier.
 
-    device    SGLang's own `get_cpu_copy`, which `load_cpu_copy` takes
+    device    SGLang's own `get_cpu_copy`, of two pools or of one, which `load_cpu_copy` takes
     tier      pages of the host pools (`host/pages.py`): copies as they lie there, what the device alone holds through
               rows that are kept free for it
 
@@ -25,7 +25,7 @@ Places = tuple[torch.Tensor | None, ...]
 
 
 class SavedCache(Protocol):
-    """A cache of one rank, with two pools."""
+    """A cache of one rank."""
 
     costs: Costs
     tree_core: MarconiTreeCore
@@ -72,14 +72,14 @@ class Store(Protocol):
 
 
 class DeviceStore:
-    """The device's pools alone."""
+    """The device's pools, or its one pool, alone."""
 
     def __init__(self, cache: SavedCache) -> None:
         """Raises `NotImplementedError`, `AssertionError` or `TypeError` for pools that SGLang cannot copy."""
         self._cache = cache
-        self.pool = cache.token_to_kv_pool_allocator.get_kvcache()
+        self._kv = cache.token_to_kv_pool_allocator
         page = torch.arange(cache.page_size, device=cache.tree_core.device)
-        self.layout = layout_of(self.pool.get_cpu_copy(page, page[:1]))
+        self.layout = layout_of(self._kv.get_cpu_copy(page, page[:1]))
 
     def ranked(self) -> list[Ranked]:
         """By the order of eviction."""
@@ -96,7 +96,11 @@ class DeviceStore:
     def copy(self, node: Node, start: int) -> Any:
         """By SGLang's `get_cpu_copy`."""
         memory = self._cache.tree_core.memory
-        return self.pool.get_cpu_copy(memory.path_indices(node)[start:], memory.states[node])
+        return self._kv.get_cpu_copy(memory.path_indices(node)[start:], memory.states[node])
+
+    def load(self, copies: Any, kv: torch.Tensor, slot: torch.Tensor) -> None:
+        """Load copies to the indices `kv`, of as many tokens, and the state to `slot`."""
+        self._kv.load_cpu_copy(copies, kv, slot)
 
 
 class TierStore:
