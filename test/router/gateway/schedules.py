@@ -146,7 +146,7 @@ class Schedule:
 
 def outcome(answer: Answer, text: str, stream: bool) -> str:
     """What an answer is; `AssertionError` for one that is wrong or none."""
-    if answer.status == 502 and answer.message.startswith("2 workers went "):
+    if answer.status == 502 and answer.message.startswith("2 workers failed "):
         return "lost twice"
     assert answer.status == 200, (answer.status, answer.body)
     if not stream:
