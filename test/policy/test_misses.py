@@ -245,7 +245,8 @@ def test_what_was_kept_instead_is_what_the_rule_ranks_behind_the_victim(rule: st
             return node.last_pass_s if need is Need.KV else node.last_hit_s
         held = eviction._classes[need].class_of(node)
         assert held is not None
-        return float(log2_worth(eviction._log2_index[held[0]], held[1], eviction._now_s - node.last_hit_s))
+        forecast = eviction.forecast
+        return float(log2_worth(forecast.log2_index[held[0]], held[1], forecast.now_s - node.last_hit_s))
 
     def compared(victim: NodeView, need: Need) -> Spared | None:
         nonlocal num_compared

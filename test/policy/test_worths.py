@@ -132,6 +132,38 @@ def test_the_order_of_best_is_by_its_worth_as_last_ranked(world: str) -> None:
     assert num_orders > 10
 
 
+def test_copies_are_ranked_by_the_forecast_as_the_device_has_fitted_it() -> None:
+    """No request arrives at the rule of the host tier, which was made before the first fit."""
+    costs, budget, _, needs = WORLDS["hybrid"]
+    cache = best_cache(costs, budget, needs, 30)
+    rule = cache.eviction
+    assert isinstance(rule, WatchedBest)
+    copies, before = (
+        rule.for_copies(needs, lambda node, _: node.depth - node.checkpoint_depth_above),
+        rule.forecast.index,
+    )
+    for request in random_requests(1, 60):
+        cache.serve(request)
+    now_s = request.arrival_s + 3.0
+    held = [node for node in cache.tree.nodes() if node.has_state]
+    for node in held:
+        copies.update(node)
+    worths = copies.worths(held, now_s)[:, 0].tolist()
+    (classes,) = copies._classes.values()
+
+    def by(index: Floats) -> list[float]:
+        log2_index = (np.round(np.log2(index) * 2**20) / 2**20).tolist()
+        keys = [classes.class_of(node) for node in held]
+        return [
+            log2_worth(log2_index[key[0]], key[1], now_s - node.last_hit_s)
+            for key, node in zip(keys, held, strict=True)
+            if key is not None
+        ]
+
+    assert worths == pytest.approx(by(rule.forecast.index))
+    assert worths != pytest.approx(by(before)), "the control: not by the one that was there before any request"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_of_marconi_is_by_its_score_and_its_victim_within_the_bound(seed: int) -> None:
     tree, rule = RadixTree(max_ghosts=30), AgeingUtilityEviction(HYBRID_COSTS)

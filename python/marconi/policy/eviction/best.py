@@ -54,7 +54,7 @@ import numpy as np
 from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, RankedBy, Scope, Spared, for_states
 from marconi.policy.eviction.order import Entry, Octaves, VictimQueue
 from marconi.policy.forecast.forecast import Forecast
-from marconi.policy.forecast.hazard import NUM_BINS, Floats, rounded
+from marconi.policy.forecast.hazard import NUM_BINS, Floats
 from marconi.policy.request import Lease
 
 MAX_RERANKS: Final = 4
@@ -351,8 +351,6 @@ class BestEviction(Eviction):
         self._classes = {need: AgeingClasses() for need in sorted(needs, key=lambda need: need.value)}
         self._of_leaves = self._classes.get(Need.KV)
         self._of_all = [(need, classes) for need, classes in self._classes.items() if need is not Need.KV]
-        self._now_s = 0.0
-        self._log2_index = rounded(np.log2(forecast.index))
 
     def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView, Need], float]) -> "BestEviction":
         """Rank copies by the same forecast: a state on the host is used as one on the device is."""
@@ -360,26 +358,21 @@ class BestEviction(Eviction):
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Learn from the request."""
-        self._now_s = now_s
-        before = self.forecast.index
         self.forecast.arrived(lease, now_s)
-        if self.forecast.index is not before:
-            self._log2_index = rounded(np.log2(self.forecast.index))
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """Note what the states are like."""
-        self._now_s = now_s
         self.forecast.left(nodes, lease, now_s)
 
     def evicting(self, node: NodeView, now_s: float) -> None:
         """Note that `node` cannot be used any more, or only in vain."""
-        self._now_s = now_s
+        self.forecast.now_s = now_s
         if not node.has_copy:
             self.forecast.gone(node, now_s)
 
     def update(self, node: NodeView) -> None:
         """Rank `node` with the present forecast."""
-        stratum, weight = self.forecast.standing(node, self._now_s)
+        stratum, weight = self.forecast.standing(node, self.forecast.now_s)
         if self._of_leaves is not None:
             if node.num_children:
                 self._of_leaves.discard(node)
@@ -397,7 +390,7 @@ class BestEviction(Eviction):
             classes.discard(node)
         is_elsewhere = node.first_waiting is not None or node.leaving is not None or node.set_aside
         if not (node.is_locked or node.has_copy or is_elsewhere):
-            self.forecast.gone(node, self._now_s)
+            self.forecast.gone(node, self.forecast.now_s)
 
     def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
         """Compare what is expected of a state that is left now with the worth of `victim`."""
@@ -406,12 +399,12 @@ class BestEviction(Eviction):
             return True
         stratum, weight = self.forecast.expected(planned, now_s)
         level = level_of(weight * planned.share * planned.num_saved_tokens / self._costs.state_bytes)
-        worth = log2_worth(self._log2_index[stratum], level, 0.0)
-        return worth > log2_worth(self._log2_index[held[0]], held[1], now_s - victim.last_hit_s)
+        worth = log2_worth(self.forecast.log2_index[stratum], level, 0.0)
+        return worth > log2_worth(self.forecast.log2_index[held[0]], held[1], now_s - victim.last_hit_s)
 
     def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
         """log2 of the worth by the forecast of when the node was last reported, and the last hit."""
-        return for_states(self._classes).worths(nodes, self._log2_index, now_s)
+        return for_states(self._classes).worths(nodes, self.forecast.log2_index, now_s)
 
     def spared(self, victim: NodeView, need: Need) -> Spared | None:
         """The next of least worth, as it was weighed for `victim`."""
@@ -419,17 +412,17 @@ class BestEviction(Eviction):
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least worth; `KeyError` for a need that the rule was not made for."""
-        self._now_s = now_s
+        self.forecast.now_s = now_s
         classes = self._classes[need]
         for _ in range(MAX_RERANKS):
-            node = classes.least(self._log2_index, now_s)
+            node = classes.least(self.forecast.log2_index, now_s)
             if node is None:
                 return None
             before = classes.class_of(node)
             self.update(node)
             if classes.class_of(node) == before:
                 return node
-        return classes.least(self._log2_index, now_s)
+        return classes.least(self.forecast.log2_index, now_s)
 
 
 def _saved_tokens(node: NodeView, need: Need) -> float:

@@ -43,7 +43,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from marconi.policy.base import NodeView, PlannedState, Role
-from marconi.policy.forecast.hazard import Floats, HazardModel, Seen, Shape, waiting_index
+from marconi.policy.forecast.hazard import Floats, HazardModel, Seen, Shape, rounded, waiting_index
 from marconi.policy.forecast.turns import DivergenceWindow, Turns, end_below
 from marconi.policy.request import Lease, Request
 
@@ -210,16 +210,21 @@ class Forecast:
         self._branches: set[int] = set()
         """Serials of states left where several prompts part."""
         self._num_arrivals = 0
+        self.now_s = 0.0
+        """The time of the last report, by the rule of either tier."""
         self.index: Floats = waiting_index(self._model.baseline)
-        """Uses per second worth waiting for, [stratum, age bin]."""
+        """Uses per second worth waiting for, [stratum, age bin]; a fit replaces it."""
+        self.log2_index = rounded(np.log2(self.index))
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """A request has been looked up."""
+        self.now_s = now_s
         self._num_arrivals += 1
         if self._num_arrivals in FIRST_FITS or self._num_arrivals % ARRIVALS_A_FIT == 0:
             self._model.fit(self._lives.seen(now_s))
             self._weights.clear()
             self.index = waiting_index(self._model.baseline)
+            self.log2_index = rounded(np.log2(self.index))
         self._observe_divergence(lease)
         last = lease.match.last
         left = end_below(last) if last.left_by is not None and self.turns.distance(lease) is not None else None
@@ -231,6 +236,7 @@ class Forecast:
 
     def left(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """A request has left states at `nodes`, in rising depth."""
+        self.now_s = now_s
         before = self._traits_before(lease)
         request, traits, num_seen_tokens = lease.request, self._traits, lease.match.num_seen_tokens
         end = nodes[-1].depth if nodes else 0
