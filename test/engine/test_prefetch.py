@@ -74,7 +74,10 @@ def test_what_is_loaded_ahead_is_read_as_it_was_left_and_nothing_is_lost(strateg
 
 
 class AskedForWaiting(Prefetching):
-    """Every request that runs asks for the prompts that wait behind it, and nothing arrives that nobody waits for."""
+    """Every request that runs asks for the prompts that wait behind it, and nothing arrives that nobody waits for.
+
+    Only once all are done does time pass for what is still loading.
+    """
 
     def __init__(self) -> None:
         super().__init__(Strategy.EXTRA_BUFFER, 1)
@@ -82,7 +85,7 @@ class AskedForWaiting(Prefetching):
         advance = copies.advance
 
         def advance_but_loads() -> None:
-            loads = copies._loads
+            loads = [] if self.scheduler.is_idle else copies._loads
             copies._under_way = [copy for copy in copies._under_way if copy not in loads]
             advance()
             copies._under_way += loads
