@@ -2,22 +2,12 @@
 
 from collections import defaultdict
 
-import numpy as np
 import pytest
 
-from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Need
-from marconi.policy.eviction.best import BestEviction
-from marconi.policy.eviction.order import Order
-from marconi.policy.forecast.forecast import Forecast
-from marconi.policy.forecast.turns import Turns
-from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.residency import Place, Stay, gap_s, place_of, stay_of
-from marconi.replay.pools import Pools
-from marconi.replay.scheduling import Scheduling
-from marconi.replay.server import ServerReplay
-from marconi.tree import Kept, LeftBy, Node, RadixTree
-from policy.test_misses import COSTS, LAYOUTS, TWO_POOLS, requests, server
+from marconi.tree import Kept, Node
+from policy.test_misses import LAYOUTS, requests, server
 
 
 class Log:
@@ -68,32 +58,3 @@ def test_watchers_go_over_to_the_cache_that_takes_the_place_of_a_flushed_one() -
     first.hybrid.watchers += (log,)
     second.hybrid.succeed(first.hybrid)
     assert second.hybrid.watchers == (log,)
-
-
-def learning_server() -> ServerReplay:
-    rule = BestEviction(COSTS, Forecast(Turns()), TWO_POOLS)
-    hybrid = HybridCache(RadixTree(1, 1_000, 1), Judicious(1), Order(rule), 24, turns=rule.turns)
-    return ServerReplay(hybrid, Pools(240, 30), Scheduling(chunk_tokens=32))
-
-
-def test_what_is_learned_of_the_traffic_outlives_a_flush() -> None:
-    """And nothing of single states does: a new tree counts its nodes anew."""
-    first, second, other = (learning_server() for _ in range(3))
-    for request in requests(3, 400):
-        first.serve(request)
-    second.hybrid.succeed(first.hybrid)
-    learned, taken_over, prior = (replay.hybrid.order.rule for replay in (first, second, other))
-    assert isinstance(learned, BestEviction)
-    assert isinstance(taken_over, BestEviction)
-    assert isinstance(prior, BestEviction)
-    assert np.array_equal(taken_over.forecast.index, learned.forecast.index)
-    assert not np.array_equal(prior.forecast.index, learned.forecast.index), "the control"
-    assert taken_over.guard is not None
-    assert taken_over.guard.gain_tokens == learned.guard.gain_tokens  # type: ignore[union-attr]
-    left_by = LeftBy(100, went_on=False)
-    shares = [replay.hybrid.turns.share(left_by, 100, None) for replay in (first, second, other)]
-    assert shares[0] == shares[1] != shares[2]
-    assert all(taken_over.forecast._lives.stratum(serial) is None for serial in range(10_000))
-    for request in requests(4, 200):
-        second.serve(request)
-    second.hybrid.check_invariants()

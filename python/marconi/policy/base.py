@@ -234,10 +234,6 @@ class Eviction(ABC):
         """
         return None
 
-    def succeed(self, flushed: "Eviction") -> None:
-        """Take over what `flushed`, the same rule of a cache that was flushed, has learned of the traffic."""
-        return
-
     @abstractmethod
     def update(self, node: NodeView) -> None:
         """`node` is evictable and within the scope, and anything about it may differ from before."""

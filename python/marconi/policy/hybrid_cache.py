@@ -94,12 +94,10 @@ class HybridCache:
         self._rerank()
 
     def succeed(self, flushed: "HybridCache") -> None:
-        """Take the place of a cache that was flushed: counts run on, and what was known and learned is remembered."""
+        """Take the place of a cache that was flushed: counts run on, and what was known is remembered."""
         tree = flushed.tree
         tree.memory = tree.host_memory = None
         self.counters, self.watchers = flushed.counters, flushed.watchers
-        self.turns.succeed(flushed.turns)
-        self.order.succeed(flushed.order)
         self.sessions = flushed.sessions
         if self.sessions is not None:
             self.sessions.flushed()

@@ -356,11 +356,6 @@ class BestEviction(Eviction):
         """Rank copies by the same forecast: a state on the host is used as one on the device is."""
         return BestEviction(self._costs, self.forecast, needs, saved)
 
-    def succeed(self, flushed: Eviction) -> None:
-        """Take over the forecast."""
-        assert isinstance(flushed, BestEviction)
-        self.forecast.succeed(flushed.forecast)
-
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Learn from the request."""
         self.forecast.arrived(lease, now_s)

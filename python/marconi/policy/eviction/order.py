@@ -305,11 +305,6 @@ class Order(Eviction):
         """The rule's answer for a victim that it ranks; True for any other."""
         return self._tiers.get(victim) is not None or self.rule.outranks(planned, victim, need, now_s)
 
-    def succeed(self, flushed: Eviction) -> None:
-        """Take over what the rule of another order has learned."""
-        assert isinstance(flushed, Order)
-        self.rule.succeed(flushed.rule)
-
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Tell the rule."""
         self.rule.arrived(lease, now_s)

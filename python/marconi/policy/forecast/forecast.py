@@ -179,11 +179,6 @@ class Lives:
             self.used[slot] = used
             self._serials[slot] = None
 
-    def end_all(self, now_s: float) -> None:
-        """Every unfinished life ends unused."""
-        for serial in [*self._slots]:
-            self.end(serial, now_s)
-
     def seen(self, now_s: float) -> Seen:
         """Every life, as it is at `now_s`."""
         num, num_factors = len(self), self._num_factors
@@ -220,14 +215,6 @@ class Forecast:
         self.index: Floats = waiting_index(self._model.baseline)
         """Uses per second worth waiting for, [stratum, age bin]; a fit replaces it."""
         self.log2_index = rounded(np.log2(self.index))
-
-    def succeed(self, flushed: "Forecast") -> None:
-        """Take over what the forecast of a cache that was flushed has learned; the lives of its states end there."""
-        flushed._lives.end_all(flushed.now_s)
-        self._lives, self._model, self._weights = flushed._lives, flushed._model, flushed._weights
-        self._num_arrivals, self.now_s = flushed._num_arrivals, flushed.now_s
-        self.index, self.log2_index = flushed.index, flushed.log2_index
-        self.divergence.succeed(flushed.divergence)
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """A request has been looked up."""

@@ -95,11 +95,6 @@ class Turns:
         self._of: OrderedDict[tuple[int, bool], _Window] = OrderedDict()
         """Distances by namespace, and by whether the prompts continued an answer; the longest unused first."""
 
-    def succeed(self, flushed: "Turns") -> None:
-        """Take over the counts of a cache that was flushed: templates are the same."""
-        self._closings, self._num_arrivals = flushed._closings, flushed._num_arrivals
-        self._all, self._of = flushed._all, flushed._of
-
     def arrived(self, lease: Lease) -> int | None:
         """A request has been looked up, and what it found is as it was; returns its distance, if it has one."""
         self._num_arrivals += 1
@@ -339,11 +334,6 @@ class DivergenceWindow:
         """Where a guard should stand, before the end; 0 while none is worth it."""
         self.gain_tokens = 0.0
         """Tokens a request that such guards would have saved."""
-
-    def succeed(self, flushed: "DivergenceWindow") -> None:
-        """Take over the losses of a cache that was flushed."""
-        self._losses, self._num_requests = flushed._losses, flushed._num_requests
-        self.distance_tokens, self.gain_tokens = flushed.distance_tokens, flushed.gain_tokens
 
     def observe(self, distance_tokens: int, lost_tokens: int) -> None:
         """A request came; it left a known path `distance_tokens` before its next state, 0 if it did not."""
