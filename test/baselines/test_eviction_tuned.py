@@ -81,10 +81,10 @@ def test_a_search_sees_the_requests_until_the_first_eviction_and_five_times_as_m
     for request in islice(TRACE.requests, 3):
         rule.coming(request, hit_tokens)
     for _ in range(2):
-        rule.evicting(RadixTree().root, 0.0)
+        rule.evicting(RadixTree().root(0), 0.0)
     for request in islice(TRACE.requests, 3, 3 + 15):
         rule.coming(request, hit_tokens)
-        rule.evicting(RadixTree().root, 0.0)
+        rule.evicting(RadixTree().root(0), 0.0)
     assert (asked, rule.weight, rule.is_tuned) == ([], 0.0, False)
     for request in islice(TRACE.requests, 18, 60):
         rule.coming(request, hit_tokens)

@@ -107,7 +107,7 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
             ),
             Policy(
                 "marconi-tuned",
-                "marconi-static as the paper tunes it: alpha 0, then what hits most in MULTIPLE bootstrap windows",
+                "marconi-static as the paper tunes it: alpha 0, then the one that hits most in a bootstrap window",
                 lambda inputs: TunedUtilityEviction(inputs.costs, ALPHAS, int(inputs.number), inputs.needs),
                 parameter=Parameter("multiple", LEAST_MULTIPLE, is_whole=True),
             ),
