@@ -286,9 +286,9 @@ class Forecast:
             is_last = below is None or below.left_by is not left_by
             share = self.turns.share(left_by, node.depth, None if is_last or below is None else below.depth)
             stratum = traits.rhythm
-            if not is_last:
+            if not is_last and traits is not _NO_TRAITS:
                 self._passed.add(serial)
-            has_life = serial not in self._passed
+            has_life = is_last and serial not in self._passed
         else:
             share, stratum = 1.0, self._stratum(node, traits)
             has_life = serial not in self._passed or node.num_proven_children > 0
