@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -92,6 +93,10 @@ class Absence(NamedTuple):
     """The state kept instead of the evicted one; None if the rule named none."""
 
 
+NONE_BELOW: Final[Any] = MappingProxyType[Any, Any]({})
+"""In place of a dictionary for each node without children: most ghosts have none. It refuses to be written to."""
+
+
 class Node:
     """A span of a path. `depth` and every count of tokens are in tokens, `key` is packed ids."""
 
@@ -128,9 +133,9 @@ class Node:
         """Tokens from the root to the end of the span."""
         self.serial = serial
         """Order of creation; breaks ties between equal nodes."""
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, Node] = NONE_BELOW
         """Live nodes and ghosts, by the first unit of their span."""
-        self.live_children: dict[Node, None] = {}
+        self.live_children: dict[Node, None] = NONE_BELOW
         """Those of `children` that are live: of a prefix that many came through most are ghosts."""
         self.is_live = True
         self.has_state = False

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from marconi.tree.memory import Memory
-from marconi.tree.node import ID_BYTES, Node, common_bytes
+from marconi.tree.node import ID_BYTES, NONE_BELOW, Node, common_bytes
 
 
 class Match(NamedTuple):
@@ -302,6 +302,8 @@ class RadixTree:
             depth = node.depth + (target - position) // self.unit_bytes * self.unit_tokens
             child = Node(path[position:target], node, depth, self._next_serial())
             child.is_live = False
+            if not node.children:
+                node.children = {}
             node.children[self._first(child)] = child
             return child
         key = child.key
@@ -330,7 +332,7 @@ class RadixTree:
         parent.children[self._first(upper)] = upper
         node.key = node.key[size:]
         node.parent = upper
-        upper.children[self._first(node)] = node
+        upper.children = {self._first(node): node}
         upper.is_live, upper.is_hosted = node.is_live, node.is_hosted
         if node.is_hosted:
             assert parent.hosted_children is not None
@@ -341,7 +343,8 @@ class RadixTree:
                 self.host_memory.split(upper, node)
         if node.is_live:
             del parent.live_children[node]
-            parent.live_children[upper] = upper.live_children[node] = None
+            parent.live_children[upper] = None
+            upper.live_children = {node: None}
             self.num_nodes += 1
             self._changed.append(node)
             if self.memory is not None:
@@ -359,6 +362,8 @@ class RadixTree:
         if len(parent.live_children) == 1:
             self._note_only_leaf(parent)
         node.is_live = True
+        if not parent.live_children:
+            parent.live_children = {}
         parent.live_children[node] = None
         self.num_tokens += node.depth - parent.depth
         self.num_nodes += 1
@@ -371,7 +376,9 @@ class RadixTree:
         """Make a live node without live children a ghost; returns its parent."""
         parent = node.parent
         assert parent is not None
-        node.is_live = False
+        node.is_live, node.live_children = False, NONE_BELOW
+        if not node.children:
+            node.children = NONE_BELOW
         del parent.live_children[node]
         self.num_tokens -= node.depth - parent.depth
         self.num_nodes -= 1
@@ -450,7 +457,7 @@ class RadixTree:
         node.is_live = False
         node.parent = None
         # `live_children` stays: a rule that hears of the node may ask whether something continued it.
-        node.children, node.key = {}, b""
+        node.children, node.key = NONE_BELOW, b""
         self.num_nodes -= 1
         self._changed.append(node)
         self._changed.append(child)
