@@ -105,7 +105,6 @@ class Node:
         "children",
         "depth",
         "first_waiting",
-        "flushed",
         "has_state",
         "held_since_s",
         "host_copy",
@@ -148,9 +147,6 @@ class Node:
         """Those of `children` whose KV the host holds; None as long as there was none."""
         self.absences: list[Absence] | None = None
         """Depths within its span where a state is missed, rising; None as long as there was none."""
-        self.flushed: tuple[int, int] | None = None
-        """How its prefix compares with the tree before the last flush (`policy/flushed.py`): the depth up to which it
-        was compared, and the serial number of the node there; None if it was not compared."""
         self.num_locks = 0
         """Requests that use this node's state; a locked node is never evicted."""
         self.num_hits = 0

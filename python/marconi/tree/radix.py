@@ -447,8 +447,6 @@ class RadixTree:
         child.key = node.key + child.key
         if node.absences:
             child.absences = node.absences + (child.absences or [])
-        if child.flushed is None:
-            child.flushed = node.flushed
         child.parent = parent
         parent.last_pass_s = max(parent.last_pass_s, node.last_pass_s)
         parent.children[self._first(child)] = child
