@@ -42,7 +42,11 @@ class MissOracle:
     def __init__(self, hybrid: HybridCache) -> None:
         self.missed: Counter[Cause] = Counter()
         self.num_requests = 0
-        self._roots: dict[int, Prefix] = {}
+        self.listen(hybrid)
+
+    def listen(self, hybrid: HybridCache) -> None:
+        """Hear what becomes of `hybrid` from now on, which holds nothing yet."""
+        self._roots = dict[int, Prefix]()
         self._hybrid, self._unit_bytes = hybrid, hybrid.tree.unit_bytes
         begin, insert, evict_node, load = hybrid.begin, hybrid.insert, hybrid.evict_node, hybrid.load
 

@@ -256,12 +256,9 @@ class Misses:
     def _known_elsewhere(self, path: bytes, namespace: int) -> int:
         """Tokens of `path` that the newest of the other name spaces know."""
         tree, known, num_left = self._tree, 0, _MAX_NAMESPACES
-        first = path[: tree.unit_bytes]
         for each in reversed(tree.roots):
             if each != namespace:
-                root = tree.roots[each]
-                if first in root.children:
-                    known = max(known, tree.follow(path, root, 0)[1])
+                known = max(known, tree.num_known_tokens(path, each))
                 num_left -= 1
                 if not num_left:
                     break

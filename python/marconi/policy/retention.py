@@ -206,9 +206,9 @@ def held_below(root: Node) -> Iterator[Node]:
     """The first `MAX_LOOKED_AT` of the live nodes below `root`, one path after the other, the oldest first."""
     stack = [iter(root.live_children)]
     for _ in range(MAX_LOOKED_AT):
-        while stack and (node := next(stack[-1], None)) is None:
+        while (node := next(stack[-1], None)) is None:
             stack.pop()
-        if not stack:
-            return
+            if not stack:
+                return
         stack.append(iter(node.live_children))
         yield node

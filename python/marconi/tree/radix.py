@@ -172,29 +172,16 @@ class RadixTree:
                     hosted = node
         return Match(best, known if live < 0 else live, known, diverges, left, ghost, last, hosted)
 
-    def follow(self, path: bytes, start: Node, depth: int) -> tuple[Node, int]:
-        """The node in whose span, or at whose end, `path` leaves the tree, and how many tokens of `path` are known.
-
-        The first `depth` tokens of `path`, which end in the span of `start` or at its end, are known and not compared.
-        """
-        unit, unit_bytes = self.unit_tokens, self.unit_bytes
-        position = depth // unit * unit_bytes
-        if depth < start.depth:
-            passed = len(start.key) - (start.depth - depth) // unit * unit_bytes
-            shared = common_bytes(start.key, path, unit_bytes, passed, position)
-            position += shared
-            if passed + shared < len(start.key):
-                return start, position // unit_bytes * unit
-        while True:
-            node = start.children.get(path[position : position + unit_bytes])
-            if node is None:
-                return start, start.depth
-            key = node.key
-            if not path.startswith(key, position):
-                position += common_bytes(key, path, unit_bytes, 0, position)
-                return node, position // unit_bytes * unit
-            start = node
-            position += len(key)
+    def num_known_tokens(self, path: bytes, namespace: int) -> int:
+        """Tokens of `path` that a name space knows, as KV or as ghosts."""
+        node, unit_bytes, position = self.roots[namespace], self.unit_bytes, 0
+        while (child := node.children.get(path[position : position + unit_bytes])) is not None:
+            if not path.startswith(child.key, position):
+                position += common_bytes(child.key, path, unit_bytes, 0, position)
+                break
+            node = child
+            position += len(child.key)
+        return position // unit_bytes * self.unit_tokens
 
     def insert(
         self, path: bytes, checkpoints: Sequence[int], namespace: int = 0, start: Node | None = None

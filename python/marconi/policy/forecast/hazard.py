@@ -129,7 +129,7 @@ class HazardModel:
             return
         num_cells, uses, bins = self.baseline.size, np.flatnonzero(used), bin_of(ages_s)
         groups, cells, last_s = self._groups[strata], strata * NUM_BINS + bins, ages_s - bin_starts_s()[bins]
-        events = np.bincount(cells[uses], minlength=num_cells)
+        events = np.bincount(cells[uses], minlength=num_cells).reshape(self.baseline.shape).astype(float)
         yield
         cells_of = [groups * num + levels[:, factor] for factor, num in enumerate(self.shape.num_levels)]
         uses_of, product = [], np.ones(len(cells))
@@ -138,8 +138,9 @@ class HazardModel:
             product *= weights.ravel()[cell]
         for _ in range(NUM_ROUNDS):
             yield
-            lived = np.bincount(cells, product, num_cells), np.bincount(cells, product * last_s, num_cells)
-            self._fit_baseline(*(each.reshape(-1, NUM_BINS) for each in (events, *lived)))
+            lived = np.bincount(cells, product, num_cells).astype(float).reshape(events.shape)
+            lived_last_s = np.bincount(cells, product * last_s, num_cells).astype(float).reshape(events.shape)
+            self._fit_baseline(events, lived, lived_last_s)
             before = np.cumsum(self.baseline * bin_widths_s(), axis=1) - self.baseline * bin_widths_s()
             expected = before.ravel()[cells] + last_s * self.baseline.ravel()[cells]
             for factor, (cell, num_used) in enumerate(zip(cells_of, uses_of, strict=True)):
@@ -150,7 +151,7 @@ class HazardModel:
                 self.weights[factor] = new.reshape(-1, self.shape.num_levels[factor])
         self.multipliers = [rounded(weights).tolist() for weights in self.weights]
 
-    def _fit_baseline(self, events: Ints, lived: Floats, last_s: Floats) -> None:
+    def _fit_baseline(self, events: Floats, lived: Floats, last_s: Floats) -> None:
         """Estimate the baseline, from what ended in each cell: the weight of lives, and their seconds in that bin."""
         beyond = np.cumsum(lived[:, ::-1], axis=1)[:, ::-1] - lived
         exposed_s = last_s + beyond * bin_widths_s()
