@@ -4,10 +4,9 @@ Requests of agents are served one after the other from the cache of a server, in
 them would take, with prompts of some 10,000 to 60,000 tokens. Timed is all that a request pays for its explanation:
 that `HybridCache.begin` asks `Misses.explain` and notes the misses to be counted (`Counters.missed`), and that the
 server remembers the request for whoever asks (`Explanations.note`). Every 256 requests, one of them pays for counting
-all of them and adding up their seconds (`max`). Three rows:
+all of them and adding up their seconds (`max`). Two rows:
 
     one name space           all requests share prefixes
-    after a flush            the same requests again, once the cache that served them was flushed: all were known to it
     two name spaces          every second session is in another name space
 
 Beside them, paid by few: `eviction` is what an eviction takes to note why a state is gone and what was kept instead, so
@@ -58,7 +57,7 @@ from marconi.tree.node import ID_BYTES
 
 MAX_US = 30.0
 NUM_RUNS = 5
-REQUEST_ROWS = ("one name space", "after a flush", "two name spaces")
+REQUEST_ROWS = ("one name space", "two name spaces")
 WHOLE_ROWS = ("on", "off", "off again")
 _WORKLOAD, _MODEL = "agent-append", "qwen3-next-80b-a3b"
 _PERCENTS = (50, 95, 99)
@@ -193,17 +192,15 @@ def measured(num_sessions: int, share: float) -> Measured:
     def server() -> Server:
         return Server(cache(), inputs.costs)
 
-    first, second, third, evictions = server(), server(), server(), Timer()
+    first, second, evictions = server(), server(), Timer()
     timed = evictions.timed(kept_instead, is_entry=True)
     with mock.patch("marconi.policy.hybrid_cache.kept_instead", timed):
         num_hit_tokens = first.serve(trace.requests)
     num_prompt_tokens = sum(request.num_prompt_tokens for request in trace.requests)
     num_missed_tokens = sum(first.cache.counters.num_missed_tokens.values())
     assert num_hit_tokens + num_missed_tokens == num_prompt_tokens, "every token is cached or missed for one cause"
-    second.cache.hybrid.succeed(first.cache.hybrid)
-    second.serve(trace.requests)
-    third.serve([replace(request, namespace=request.session % 2) for request in trace.requests])
-    timers = (first.requests, second.requests, third.requests, evictions, first.answers)
+    second.serve([replace(request, namespace=request.session % 2) for request in trace.requests])
+    timers = (first.requests, second.requests, evictions, first.answers)
     names = (*REQUEST_ROWS, "eviction", "answer")
     us_of_row = {name: [1e6 * each for each in timer.took_s] for name, timer in zip(names, timers, strict=True)}
     return Measured(us_of_row, num_prompt_tokens, num_missed_tokens)

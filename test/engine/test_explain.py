@@ -76,11 +76,13 @@ def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) ->
     assert causes(beyond) == {"hint_over_limit": 10, "least_gain": 1, "first_seen": 29, "last_token": 1}
 
 
-def test_what_was_flushed_is_known_to_have_been_there(server: ServerProcess) -> None:
+def test_after_a_flush_what_is_first_seen_says_since_when(server: ServerProcess) -> None:
     prompt = random_tokens(510, 120)
     answer(server.url, prompt)
     assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
-    assert causes(answer(server.url, prompt)) == {"flushed": 119, "last_token": 1}
+    again = answer(server.url, prompt)
+    assert causes(again) == {"first_seen": 119, "last_token": 1}
+    assert "119: first seen since the flush" in again[EXPLAIN]["line"]
 
 
 def test_who_does_not_ask_is_told_nothing_and_nonsense_is_refused_in_a_line(server: ServerProcess) -> None:

@@ -115,11 +115,15 @@ class NaiveForecast:
         self.passed: set[Node] = set()
         self.num_arrivals = 0
         self.estimate = Estimate.prior(SHAPE)
+        self.fitted = 0, self.estimate
+        """The arrival as of which the last fit was made, and the fit; it holds three arrivals later."""
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         self.num_arrivals += 1
         if (self.num_arrivals in FIRST_FITS or self.num_arrivals % ARRIVALS_A_FIT == 0) and self.lives:
-            self.estimate = self.estimate.fitted(SHAPE, self.lives, now_s)
+            self.fitted = self.num_arrivals, self.estimate.fitted(SHAPE, self.lives, now_s)
+        if self.num_arrivals == self.fitted[0] + 3:
+            self.estimate = self.fitted[1]
         for node in (lease.match.missed, lease.match.source):
             if node is not None:
                 self._end(node, now_s, used=True)

@@ -225,7 +225,7 @@ class Ends:
         return (new.num_known_tokens - 1,)
 
 
-def test_rates_are_fitted_early_and_then_now_and_then() -> None:
+def test_rates_are_fitted_early_and_then_now_and_then_and_change_three_arrivals_later() -> None:
     held, forecast = cache()
     fitted = []
     before = forecast.index
@@ -235,7 +235,7 @@ def test_rates_are_fitted_early_and_then_now_and_then() -> None:
             fitted.append(number)
             before = forecast.index
     due = FIRST_FITS | {number * ARRIVALS_A_FIT for number in range(1, 6)}
-    assert fitted == sorted(due - {5 * ARRIVALS_A_FIT})
+    assert fitted == [number + 3 for number in sorted(due - {5 * ARRIVALS_A_FIT})]
 
 
 # Where paths are left.

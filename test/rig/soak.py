@@ -161,7 +161,7 @@ class Soak:
             self.scheduler.flush()
             self.num_flushes += 1
             if self._misses is not None:
-                self._misses.flush(self.scheduler.cache.tree_core.hybrid)
+                self._misses.listen(self.scheduler.cache.tree_core.hybrid)
             self._check()
 
     def _check(self) -> None:

@@ -93,8 +93,8 @@ class HybridCache:
         self._step_tokens, self._fills_spare = step_tokens, fills_spare and host is None
         self._rerank()
 
-    def succeed(self, flushed: "HybridCache") -> None:
-        """Take the place of a cache that was flushed: counts run on, and what was known is remembered."""
+    def succeed(self, flushed: "HybridCache", now_s: float) -> None:
+        """Take the place of a cache that is flushed: counts run on, and nothing of what it knew is kept."""
         tree = flushed.tree
         tree.memory = tree.host_memory = None
         self.counters, self.watchers = flushed.counters, flushed.watchers
@@ -102,7 +102,7 @@ class HybridCache:
         if self.sessions is not None:
             self.sessions.flushed()
         if self.misses is not None:
-            self.misses = Misses(self.tree, tree)
+            self.misses = Misses(self.tree, now_s)
 
     # Requests that wait
 

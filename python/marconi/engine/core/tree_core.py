@@ -101,7 +101,7 @@ class MarconiTreeCore(DeviceOnlyCore):
             self._log.flushed()
         self.hybrid = self._make(self.memory)
         if self._before is not None:
-            self.hybrid.succeed(self._before)
+            self.hybrid.succeed(self._before, self._clock())
         self._before = self.hybrid
         self._nodes: dict[int, Node] = {}
         self._walk: tuple[Need, int] | None = None
