@@ -50,7 +50,7 @@ def beside(server: str) -> tuple[tuple[str, str], ...]:
 SCHEDULING = tuple(name for name in named(upstream.QUEUE, upstream.PREFILLS) if name.startswith("scheduler."))
 FORWARD = tuple(name for name in named(upstream.PREFILLS) if name not in SCHEDULING)
 DRAFTS = named(upstream.DRAFTS)
-BESIDE = ("backend.clean_logits", "idle.after_idle_metrics", "scheduler.on_get_cached_tokens_details")
+BESIDE = ("backend.clean_logits", "idle.after_idle_metrics", "details.on_get_cached_tokens_details")
 """They serve no state, and any request meets them."""
 TIGHT_TOKENS = 1_200
 """KV tokens of a server whose requests evict each other's."""
@@ -247,7 +247,7 @@ CALLS: dict[str, Callable[[str], object]] = {
     "idle.after_idle_metrics": ask,
     "events.load.before_run_batch": ask,
     "backend.clean_logits": ask,
-    "scheduler.on_get_cached_tokens_details": ask,
+    "details.on_get_cached_tokens_details": ask,
     "hints.around_wait_one_response": ask,
     "hints.on_build_metadata": chat,
     "streams.around_stream": chat,

@@ -99,6 +99,7 @@ from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -271,6 +272,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         super().reset()
         self.waiting = WaitingRequests(self.tree_core, self.moments)
         self.explanations.flushed()
+
+    def sanity_check(self) -> None:
+        """Check as SGLang does, and who waits."""
+        super().sanity_check()
+        self.waiting.check_invariants()
 
     def release_host_resources(self) -> None:
         """Release as SGLang does, at the end of a scheduler: events that wait are published, and states saved."""
@@ -450,8 +456,8 @@ class MarconiRadixCache(UnifiedRadixCache):
             self._keep_prefill(req, run, up_to)
         if is_finished:
             self._obey(req, run)
-            steps.ended = self.moments.now()
             self._end(req)
+            steps.ended = self.moments.now()
             if self.first_rank is not None:
                 self.stats.count(req)
             if self.advisor is not None and run is not None:
@@ -482,13 +488,18 @@ class MarconiRadixCache(UnifiedRadixCache):
         self._end(req)
         super().on_release(req, checkpointed=checkpointed)
 
+    def release_aborted_request(self, request: "CacheRequestHandle") -> None:
+        """Forget a request that was aborted, while it waited or later."""
+        super().release_aborted_request(request)
+        self.waiting.aborted(request.rid)
+
     def _end(self, req: "Req") -> None:
         notes = notes_of(req)
         run, notes.run = notes.run, None
         if run is not None:
             self.num_running -= 1
             self._free_planned(run)
-        self.waiting.expect_nothing(req)
+        self.waiting.ended(req)
 
     def _keep_prefill(self, req: "Req", run: RunningRequest, up_to: int) -> None:
         slots = self._written(req, run, up_to)

@@ -13,7 +13,6 @@ nothing unless the batch's cache plans prefills (`engine/cache.py`).
 Owner: the scheduler's thread.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,10 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
 
-from marconi.engine import diverged
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
-from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
-from marconi.engine.hints import KEY, KV_HINTS, NEXT_TURN, WITHOUT_SLOT
+from marconi.engine.explain import Explained, is_wanted
+from marconi.engine.hints import KEY, NEXT_TURN
 from marconi.engine.moments import Moments, Steps
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, EndStateSource, copy_state
@@ -193,21 +191,6 @@ def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
     from sglang.srt.managers.schedule_batch import _MambaRadixCacheV2TrackEntry
 
     return _MambaRadixCacheV2TrackEntry(track_mask=False, track_position=req.kv.mamba_next_track_idx, track_seqlen=-1)
-
-
-def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
-    """After `SchedulerOutputStreamer.get_cached_tokens_details`: what became of its hints, and why it missed."""
-    notes = notes_of(req)
-    told: dict[str, int | str] = {WITHOUT_SLOT: notes.num_without_slot} if notes.num_without_slot else {}
-    if notes.kv_hints is not None:
-        told[KV_HINTS] = json.dumps(notes.kv_hints)
-    # A streamed answer is explained in its last part: the steps of its request are complete there.
-    if notes.explained is not None and req.finished():
-        told[EXPLAIN] = dumps(notes.explained, notes.steps)
-        # Without a salt of its own, a prompt may be beside anybody's.
-        if notes.explained.diverged is not None and req.cache_salt:
-            told[diverged.DIVERGED] = diverged.dumps(notes.explained.diverged)
-    return {**(details or {"device": 0, "host": 0}), **told} if told else details
 
 
 # States of a prefill
@@ -417,13 +400,35 @@ class WaitingRequests:
         gone = known - current
         # Not in the order of a set, which is that of addresses and another on every rank.
         left = [req for req in known if req in gone] if gone else []
+        num_new = len(current) - len(known) + len(left)
+        if left:
+            self._go(left)
+        if num_new:
+            self._core.hybrid.queue((), self._come(queue, num_new))
+
+    def ended(self, req: Any) -> None:
+        """A request leaves nothing more, and waits no longer: SGLang makes no pass while its queue is empty."""
+        self._prompts.expect_nothing(req)
+        if req in self._prompts:
+            self._go([req])
+
+    def aborted(self, rid: str) -> None:
+        """The request that SGLang knows as `rid` has ended, if it waited."""
+        for req in [req for req in self._prompts.keys() if req.rid == rid]:  # noqa: SIM118 - no mapping
+            self.ended(req)
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` unless whoever was reported come, and nobody else, is in the index."""
+        self._prompts.check_invariants()
+        wrong = self._prompts.keys() ^ self._core.hybrid.awaiting
+        assert not wrong, f"{wrong}: in the index and not reported, or gone from it"
+
+    def _go(self, left: list[Any]) -> None:
         for req in left:
-            prompts.remove(req)
+            self._prompts.remove(req)
             steps = notes_of(req).steps
             steps.unqueued = steps.unqueued or self._moments.now()
-        num_new = len(current) - len(known)
-        if left or num_new:
-            self._core.hybrid.queue(left, self._come(queue, num_new))
+        self._core.hybrid.queue(left, ())
 
     def _come(self, queue: list[Any], num_new: int) -> list[tuple[Any, Node]]:
         """Take the last `num_new` requests that are not known into the index, as far as it has room.

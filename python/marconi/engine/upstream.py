@@ -312,7 +312,7 @@ CACHE = Group(
             _COMPONENTS + "output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
             "carries how many checkpoints that a request asked for could not be kept, what became of its `kv_hints`, "
             "and why it missed; the process that answers HTTP takes it out again",
-            "scheduler.on_get_cached_tokens_details",
+            "details.on_get_cached_tokens_details",
             "a way for a cache to add to a request's answer",
         ),
     ),

@@ -114,6 +114,11 @@ class HybridCache:
         """True if the request of `key` waits."""
         return key in self._awaited
 
+    @property
+    def awaiting(self) -> Set[Hashable]:
+        """The requests that wait, by key."""
+        return self._awaited.keys()
+
     def queue(self, gone: Iterable[Hashable], came: Iterable[tuple[Hashable, Node]]) -> None:
         """Requests that no longer wait, by key, and those that wait and would start from a state, or from a root.
 
@@ -462,6 +467,9 @@ class HybridCache:
         held = {node for node in self.tree.nodes() if node.has_state}
         wrong = set(self.order) ^ {node for node in held if not node.num_locks}
         assert not wrong, f"{wrong}: ranked and in use, or neither"
+        self._awaited.check_invariants()
+        wrong = {node for node in held if node.first_waiting != self._awaited.first(node)}
+        assert not wrong, f"{wrong}: awaited by others than those who wait"
         (self.retention or Retention()).check_invariants(held)
         (self.sessions or Sessions()).check_invariants(held)
 
