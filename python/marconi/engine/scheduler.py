@@ -89,7 +89,8 @@ class RequestNotes:
     """Whether it has loaded from the host the state that it starts from."""
     kv_hints: list[dict[str, Any]] | None = None
     """The answers to its `kv_hints`; None before its end, and if it has none."""
-    steps: Steps = field(default_factory=Steps)
+    steps: Steps | None = None
+    """None before its first, and where requests are not explained."""
     trail: Trail | None = None
     """Its states; None before its first prefill, and if it is served uncached."""
 
@@ -101,6 +102,14 @@ def notes_of(req: Any) -> RequestNotes:
         notes = RequestNotes()
         setattr(req, _NOTES, notes)
     return notes
+
+
+def steps_of(req: Any) -> Steps:
+    """The steps of a request of a cache that explains; made with the first."""
+    notes = notes_of(req)
+    if notes.steps is None:
+        notes.steps = Steps()
+    return notes.steps
 
 
 def note_match(req: Any, lease: Lease) -> None:
@@ -203,7 +212,7 @@ def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
         told[KV_HINTS] = json.dumps(notes.kv_hints)
     # A streamed answer is explained in its last part: the steps of its request are complete there.
     if notes.explained is not None and req.finished():
-        told[EXPLAIN] = dumps(notes.explained, notes.steps)
+        told[EXPLAIN] = dumps(notes.explained, steps_of(req))
         # Without a salt of its own, a prompt may be beside anybody's.
         if notes.explained.diverged is not None and req.cache_salt:
             told[diverged.DIVERGED] = diverged.dumps(notes.explained.diverged)
@@ -401,7 +410,7 @@ def closing_of_answer(req: Any) -> int:
 class WaitingRequests:
     """The requests of one scheduler, while they wait and while they are prefilled."""
 
-    def __init__(self, core: MarconiTreeCore, moments: Moments) -> None:
+    def __init__(self, core: MarconiTreeCore, moments: Moments | None) -> None:
         self._core = core
         self._moments = moments
         self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
@@ -419,8 +428,9 @@ class WaitingRequests:
         left = [req for req in known if req in gone] if gone else []
         for req in left:
             prompts.remove(req)
-            steps = notes_of(req).steps
-            steps.unqueued = steps.unqueued or self._moments.now()
+            if self._moments is not None:
+                steps = steps_of(req)
+                steps.unqueued = steps.unqueued or self._moments.now()
         num_new = len(current) - len(known)
         if left or num_new:
             self._core.hybrid.queue(left, self._come(queue, num_new))
@@ -441,8 +451,9 @@ class WaitingRequests:
             ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
             request = self._core.request_of(ids, req.extra_key, req.cache_salt)
             prompts.add(req, request)
-            steps = notes_of(req).steps
-            steps.queued = steps.queued or self._moments.now()
+            if self._moments is not None:
+                steps = steps_of(req)
+                steps.queued = steps.queued or self._moments.now()
             come.append((req, self._core.hybrid.match(request).checkpoint))
         return come
 
@@ -451,8 +462,9 @@ class WaitingRequests:
         hybrid, notes = self._core.hybrid, notes_of(req)
         if hybrid.awaits(req):
             hybrid.queue((), [(req, lease.match.checkpoint)])
-            if notes.lease is None or notes.lease.match.checkpoint is not lease.match.checkpoint:
-                notes.steps.rematched.append(self._moments.now())
+            is_another = notes.lease is None or notes.lease.match.checkpoint is not lease.match.checkpoint
+            if is_another and self._moments is not None:
+                steps_of(req).rematched.append(self._moments.now())
 
     def waits(self, req: Any) -> bool:
         """True if a request that has been matched is better computed once a state that is under way is there."""

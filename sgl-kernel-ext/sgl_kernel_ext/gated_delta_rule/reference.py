@@ -79,7 +79,7 @@ def checkpoint(
     require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool)
     k, corrected_values, decay_sums, chunk_states = delta_rule.of_batch(k, corrected_values, decay_sums, chunk_states)
     dtype = torch.promote_types(corrected_values.dtype, torch.float32)
-    # One span after the other: there are few, and on a CPU slices of each take less than half the time of gathering all.
+    # One span after the other: there are few, and slices take a CPU less than half the time of gathering them all.
     for _, chunk, start, end, slot in spans.rows():
         state = chunk_states[chunk].to(dtype)
         if start < end:
