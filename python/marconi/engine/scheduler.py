@@ -13,7 +13,7 @@ nothing unless the batch's cache plans prefills (`engine/cache.py`).
 Owner: the scheduler's thread.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -87,7 +87,8 @@ class RequestNotes:
     """Whether it has loaded from the host the state that it starts from."""
     kv_hints: list[dict[str, Any]] | None = None
     """The answers to its `kv_hints`; None before its end, and if it has none."""
-    steps: Steps = field(default_factory=Steps)
+    steps: Steps | None = None
+    """None before its first, and where requests are not explained."""
     trail: Trail | None = None
     """Its states; None before its first prefill, and if it is served uncached."""
 
@@ -99,6 +100,14 @@ def notes_of(req: Any) -> RequestNotes:
         notes = RequestNotes()
         setattr(req, _NOTES, notes)
     return notes
+
+
+def steps_of(req: Any) -> Steps:
+    """The steps of a request of a cache that explains; made with the first."""
+    notes = notes_of(req)
+    if notes.steps is None:
+        notes.steps = Steps()
+    return notes.steps
 
 
 def note_match(req: Any, lease: Lease) -> None:
@@ -384,7 +393,7 @@ def closing_of_answer(req: Any) -> int:
 class WaitingRequests:
     """The requests of one scheduler, while they wait and while they are prefilled."""
 
-    def __init__(self, core: MarconiTreeCore, moments: Moments) -> None:
+    def __init__(self, core: MarconiTreeCore, moments: Moments | None) -> None:
         self._core = core
         self._moments = moments
         self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
@@ -414,7 +423,8 @@ class WaitingRequests:
 
     def aborted(self, rid: str) -> None:
         """The request that SGLang knows as `rid` has ended, if it waited."""
-        for req in [req for req in self._prompts.keys() if req.rid == rid]:  # noqa: SIM118 - no mapping
+        waiting: Set[Any] = self._prompts.keys()
+        for req in [req for req in waiting if req.rid == rid]:
             self.ended(req)
 
     def check_invariants(self) -> None:
@@ -426,8 +436,9 @@ class WaitingRequests:
     def _go(self, left: list[Any]) -> None:
         for req in left:
             self._prompts.remove(req)
-            steps = notes_of(req).steps
-            steps.unqueued = steps.unqueued or self._moments.now()
+            if self._moments is not None:
+                steps = steps_of(req)
+                steps.unqueued = steps.unqueued or self._moments.now()
         self._core.hybrid.queue(left, ())
 
     def _come(self, queue: list[Any], num_new: int) -> list[tuple[Any, Node]]:
@@ -446,8 +457,9 @@ class WaitingRequests:
             ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
             request = self._core.request_of(ids, req.extra_key, req.cache_salt)
             prompts.add(req, request)
-            steps = notes_of(req).steps
-            steps.queued = steps.queued or self._moments.now()
+            if self._moments is not None:
+                steps = steps_of(req)
+                steps.queued = steps.queued or self._moments.now()
             come.append((req, self._core.hybrid.match(request).checkpoint))
         return come
 
@@ -456,8 +468,9 @@ class WaitingRequests:
         hybrid, notes = self._core.hybrid, notes_of(req)
         if hybrid.awaits(req):
             hybrid.queue((), [(req, lease.match.checkpoint)])
-            if notes.lease is None or notes.lease.match.checkpoint is not lease.match.checkpoint:
-                notes.steps.rematched.append(self._moments.now())
+            is_another = notes.lease is None or notes.lease.match.checkpoint is not lease.match.checkpoint
+            if is_another and self._moments is not None:
+                steps_of(req).rematched.append(self._moments.now())
 
     def waits(self, req: Any) -> bool:
         """True if a request that has been matched is better computed once a state that is under way is there."""
