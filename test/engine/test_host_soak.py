@@ -272,7 +272,7 @@ def keep_a_state_one_token_early(cache: Any) -> None:
 def share_between_tenants(cache: Any) -> None:
     look_up = cache.tree_core.look_up
 
-    def anywhere(key: Any) -> Any:
+    def anywhere(key: Any, _packed: Any) -> Any:
         key.extra_key = key.cache_salt = None
         return look_up(key)
 

@@ -75,6 +75,7 @@ from marconi.engine.scheduler import (
     note_match,
     notes_of,
     num_reserved_slots,
+    packed,
     settle,
     shared_elsewhere,
     steps_of,
@@ -325,7 +326,10 @@ class MarconiRadixCache(UnifiedRadixCache):
             steps.tried.append(now)
 
     def _look_up(self, params: MatchPrefixParams) -> Lease:
-        return self.tree_core.look_up(params.key)
+        req, key = params.req, params.key
+        # Embeddings of a request's own are looked up by no tokens.
+        is_whole = req is not None and len(key.token_ids) == len(req.origin_input_ids) + len(req.output_ids)
+        return self.tree_core.look_up(key, packed(req, self.tree_core) if is_whole else None)
 
     def touch_prefix(self, key: "RadixKey") -> None:
         """A waiting request uses nothing yet: only what a request starts from counts as used."""

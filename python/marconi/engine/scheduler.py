@@ -34,7 +34,7 @@ from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
 from marconi.policy.misses import Cause
-from marconi.policy.request import Lease
+from marconi.policy.request import Lease, Request
 from marconi.policy.waiting import WaitingPrompts
 from marconi.tree import Node
 
@@ -77,6 +77,8 @@ class RequestNotes:
     """Its last match in the tree; None if it was never matched."""
     run: RunningRequest | None = None
     """None before its first prefill and after its end."""
+    packed: tuple[Any, Request] | None = None
+    """Its prompt as SGLang has it, and as it was packed."""
     is_counted: bool = False
     """Whether it was counted among those that are served uncached."""
     num_without_slot: int = 0
@@ -110,10 +112,20 @@ def steps_of(req: Any) -> Steps:
     return notes.steps
 
 
+def packed(req: Any, core: MarconiTreeCore) -> Request:
+    """The tokens of a request that waits, packed once; anew if SGLang exchanged its prompt, or it has an answer."""
+    notes, ids = notes_of(req), req.origin_input_ids
+    if req.output_ids:
+        return core.request_of(ids + req.output_ids, req.extra_key, req.cache_salt)
+    if notes.packed is None or notes.packed[0] is not ids:
+        notes.packed = ids, core.request_of(ids, req.extra_key, req.cache_salt)
+    return notes.packed[1]
+
+
 def note_match(req: Any, lease: Lease) -> None:
     """Remember what the tree last knew of a waiting request.
 
-    A health check leaves nothing and plans nothing, and neither does a refused request.
+    A health check and a refused request leave nothing and plan nothing.
     """
     notes_of(req).lease = lease
     if is_health_check(req) or is_refused(req):
@@ -387,9 +399,6 @@ def closing_of_answer(req: Any) -> int:
     return closing_of(answer[-2], thought=req.reasoning_tokens > 0)
 
 
-# Requests that wait
-
-
 class WaitingRequests:
     """The requests of one scheduler, while they wait and while they are prefilled."""
 
@@ -442,20 +451,15 @@ class WaitingRequests:
         self._core.hybrid.queue(left, ())
 
     def _come(self, queue: list[Any], num_new: int) -> list[tuple[Any, Node]]:
-        """Take the last `num_new` requests that are not known into the index, as far as it has room.
-
-        Returns each with the state that it would start from.
-        """
+        """Take the last `num_new` that are not known into the index, as far as it has room: each with its state."""
         prompts, known = self._prompts, self._prompts.keys()
         if not num_new or prompts.is_full:
             return []
-        new, come = [*islice((req for req in reversed(queue) if req not in known), num_new)], []
-        for req in reversed(new):
+        come = list[tuple[Any, Node]]()
+        for req in reversed([*islice((req for req in reversed(queue) if req not in known), num_new)]):
             if prompts.is_full:
                 break
-            # What has not run yet has no answer, and copying its prompt once more is half of what this costs.
-            ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
-            request = self._core.request_of(ids, req.extra_key, req.cache_salt)
+            request = packed(req, self._core)
             prompts.add(req, request)
             if self._moments is not None:
                 steps = steps_of(req)

@@ -235,6 +235,12 @@ CACHE = Group(
         Touch(Kind.OVERRIDE, _CACHE + ".on_release", "slots of planned states that a request will not leave are freed"),
         Touch(
             Kind.OVERRIDE,
+            _CACHE + ".release_aborted_request",
+            "a request that is aborted while it waits is held no longer",
+        ),
+        Touch(Kind.OVERRIDE, _CACHE + ".sanity_check", "whoever waits is checked as well"),
+        Touch(
+            Kind.OVERRIDE,
             _CACHE + ".release_host_resources",
             "a scheduler that ends saves its states, and sends the events that wait",
         ),

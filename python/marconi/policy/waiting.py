@@ -159,15 +159,15 @@ class WaitingPrompts:
             self._pending.pop(key, None)
 
     def _share(self, request: Request, other: Request, num_tokens: int) -> bool:
-        """True if two prompts begin with the same `num_tokens` tokens; little of them is compared before all is."""
+        """True if two prompts begin with the same `num_tokens` tokens; no token is copied but those looked at first."""
         left, right, size = request.path, other.path, self._index.offset(num_tokens)
-        start, end = slice(min(size, _PROBE_BYTES)), slice(max(size - _PROBE_BYTES, 0), size)
+        near = min(size, _PROBE_BYTES)
         return (
             request.namespace == other.namespace
             and len(left) >= size
-            and left[start] == right[start]
-            and left[end] == right[end]
-            and left[:size] == right[:size]
+            and left[:near] == right[:near]
+            and left[size - near : size] == right[size - near : size]
+            and left.startswith(memoryview(right)[:size])
         )
 
     def _depths_above(self, node: Node, num_tokens: int) -> Iterator[int]:
