@@ -12,8 +12,9 @@ all of them and adding up their seconds (`max`). Two rows:
 Beside them, paid by few: `eviction` is what an eviction takes to note why a state is gone and what was kept instead, so
 as often as states are evicted; `answer` is the explanation as JSON for a request that asks.
 
-With `--whole` a whole request is timed instead, match to end, by three servers in turn, of which two do not explain:
-`--marconi-explain on`, `off`, and `off` once more. What the two that do the same differ by is noise.
+With `--whole` a whole request is timed instead, match to end, by four servers in turn: `--marconi-explain on`, which
+also notes each request and records its steps as the engine does (`engine/moments.py`); the same without the steps; and
+two under `off`, which do none of this. What the two that do the same differ by is noise.
 
 Everything is served `NUM_RUNS` times, in the same order and with the same answers, and each time that is shown is the
 median over the runs: a machine that interrupts the thread for something else does so elsewhere in each of them.
@@ -58,7 +59,8 @@ from marconi.tree.node import ID_BYTES
 MAX_US = 30.0
 NUM_RUNS = 5
 REQUEST_ROWS = ("one name space", "two name spaces")
-WHOLE_ROWS = ("on", "off", "off again")
+WHOLE_ROWS = ("on", "on, no steps", "off", "off again")
+_NUM_ON = 2
 _WORKLOAD, _MODEL = "agent-append", "qwen3-next-80b-a3b"
 _PERCENTS = (50, 95, 99)
 _P = ParamSpec("_P")
@@ -127,6 +129,20 @@ class Server:
         with mock.patch.object(Counters, "missed", self.requests.timed(Counters.missed)):
             return sum(map(self.cache.serve, requests))
 
+    def explain(self, *, records_steps: bool) -> None:
+        """From now on note each request that begins, and record its steps, as the engine does."""
+        begin = self.cache.hybrid.begin
+
+        def begun(lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
+            explanation = begin(lease, now_s, grid_tokens)
+            assert explanation is not None
+            self._note(lease, explanation, now_s)
+            if records_steps:
+                self._steps(lease)
+            return explanation
+
+        self.cache.hybrid.begin = begun  # type: ignore[method-assign]
+
     def _note(self, lease: Lease, explanation: Explanation, now_s: float) -> Explained:
         trail = Trail(lease.request.namespace, lease.match.checkpoint)
         explained = Explained("d8f0c1d5e6b34f5b9d3f", now_s, explanation, trail, None)
@@ -169,8 +185,11 @@ def _inputs(num_sessions: int, share: float) -> tuple[ReplayInputs, Callable[[],
 def whole(num_sessions: int, share: float) -> dict[str, list[float]]:
     """Microseconds of each whole request, by `--marconi-explain`."""
     inputs, cache = _inputs(num_sessions, share)
-    caches = {name: cache() for name in WHOLE_ROWS}
-    for name in WHOLE_ROWS[1:]:
+    servers = {name: Server(cache(), inputs.costs) for name in WHOLE_ROWS}
+    for name in WHOLE_ROWS[:_NUM_ON]:
+        servers[name].explain(records_steps=name == WHOLE_ROWS[0])
+    caches = {name: server.cache for name, server in servers.items()}
+    for name in WHOLE_ROWS[_NUM_ON:]:
         caches[name].hybrid.misses = None
     us_of_row: dict[str, list[float]] = {name: [] for name in WHOLE_ROWS}
     for number, request in enumerate(inputs.trace.requests):

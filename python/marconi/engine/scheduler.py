@@ -13,7 +13,7 @@ nothing unless the batch's cache plans prefills (`engine/cache.py`).
 Owner: the scheduler's thread.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -432,9 +432,10 @@ class WaitingRequests:
 
     def aborted(self, rid: str) -> None:
         """The request that SGLang knows as `rid` has ended, if it waited."""
-        waiting: Set[Any] = self._prompts.keys()
-        for req in [req for req in waiting if req.rid == rid]:
-            self.ended(req)
+        waiting: list[Any] = [*self._prompts.keys()]
+        for req in waiting:
+            if req.rid == rid:
+                self.ended(req)
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` unless whoever was reported come, and nobody else, is in the index."""
