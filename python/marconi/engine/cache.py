@@ -69,7 +69,6 @@ from marconi.engine.scheduler import (
     is_health_check,
     is_refused,
     is_tracked,
-    kind_of_hit,
     lend_slots,
     lends_slots,
     note_match,
@@ -82,7 +81,7 @@ from marconi.engine.scheduler import (
 )
 from marconi.engine.sessions import SessionStates
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, EndStateSource, LastStops
-from marconi.engine.stats import CacheStats
+from marconi.engine.stats import CacheStats, kind_of_hit
 from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.engine.trail import Trail

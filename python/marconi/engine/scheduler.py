@@ -29,7 +29,6 @@ from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, EndStateSource, copy_state
 from marconi.engine.trail import Trail
 from marconi.events.base import SHARED_ELSEWHERE
-from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
@@ -41,8 +40,6 @@ from marconi.tree import Node
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-HIT_KINDS = ("input_prefix", "conversation", "none")
-"""The kinds of state that a request may start from."""
 PLAN: Final = "marconi_plan"
 """On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: a plan, for its next batch."""
 MAX_PASSED: Final = 64
@@ -140,14 +137,6 @@ def is_health_check(req: Any) -> bool:
 def is_refused(req: Any) -> bool:
     """True for a request that SGLang answers with an error: it computes one token of its own in place of the prompt."""
     return getattr(req, "to_finish", None) is not None
-
-
-def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
-    """The kind of state that a request starts from, if that saves anything; `ends` are the nodes at which one ended."""
-    source = lease.match.source
-    if source is None or source.depth < LEAST_GAIN_TOKENS:
-        return "none"
-    return "conversation" if source in ends else "input_prefix"
 
 
 # Hooks of the scheduler
