@@ -325,7 +325,7 @@ def test_worth_beyond_states_that_the_device_evicts_next_recomputes_more(monkeyp
     monkeypatch.setattr(
         LoadTimes, "worth_of", lambda times, node, need: times.worth_between(node.checkpoint_depth_above, node.depth)
     )
-    assert recomputed_tokens("best", SHORTER) > 1.05 * as_it_is
+    assert recomputed_tokens("best", SHORTER) > 1.1 * as_it_is
 
 
 def test_costs_of_loading_are_those_of_the_link() -> None:

@@ -7,9 +7,9 @@ off when it is evicted; so is that of a ghost whose KV is held again for the sak
 forgotten is not said, so a tree should remember more ghosts than there are lives here.
 
 Rates are fitted to the last `MAX_LIVES` lives as they are at the arrivals in `FIRST_FITS` and then at every
-`ARRIVALS_A_FIT`. A fit takes a step at each arrival, the first at its own, and the rates change after its last, so no
-arrival waits for a whole fit and every rank changes its rates at the same request. The cost per request is constant.
-The caller's clock is the only one.
+`ARRIVALS_A_FIT`. Above `WHOLE_FIT_LIVES`, a fit takes a step at each arrival, the first at its own, and the rates
+change after its last, so no arrival waits for a long fit and every rank changes its rates at the same request. The cost
+per request is constant. The caller's clock is the only one.
 
 A state's *traits* are what is known of it when it is left, in levels of a few factors:
 
@@ -111,6 +111,8 @@ def stratum_of(role: Role, rhythm: int) -> int:
 
 
 MAX_LIVES: Final = 16_384
+WHOLE_FIT_LIVES: Final = 4096
+"""A fit to so many lives takes about a millisecond."""
 MAX_TRAITS: Final = 131_072
 ARRIVALS_A_FIT: Final = 128
 FIRST_FITS: Final = frozenset({16, 24, 32, 48, 64, 96, 192, 320, 448})
@@ -226,6 +228,9 @@ class Forecast:
         self._num_arrivals += 1
         if self._num_arrivals in FIRST_FITS or self._num_arrivals % ARRIVALS_A_FIT == 0:
             self._fit = self._fitted(self._lives.seen(now_s))
+            if len(self._lives) <= WHOLE_FIT_LIVES:
+                for _ in self._fit:
+                    pass
         next(self._fit, None)
         self._observe_divergence(lease)
         last = lease.match.last
