@@ -21,7 +21,7 @@ from rig.driver import HostReplay
 from rig.pools import HostPools, Strategy, marconi
 
 from .host_replays import COSTS, agents
-from .test_saver import Held, on_demand
+from .test_saver import Held, StandInWeights, on_demand
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
@@ -88,7 +88,7 @@ def on_host(replay: HostReplay) -> Held:
 
 
 def saver_of(replay: HostReplay, tmp_path: Path) -> Saver:
-    return Saver(replay.cache, tmp_path / "rank-0", {"the model": "a"}, lambda: "w")
+    return Saver(replay.cache, tmp_path / "rank-0", {"the model": "a"}, StandInWeights())
 
 
 def check(replay: HostReplay) -> None:
