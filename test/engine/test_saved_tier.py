@@ -215,10 +215,11 @@ def test_it_serves_while_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for request in REQUESTS[NUM_BEFORE - 10 :]:
         num_during += saver._loading is not None
         second.serve(request)
+        while (loading := saver._loading) is not None and loading._read.empty() and loading._thread.is_alive():
+            time.sleep(0.001)
         second.cache.check_hicache_events()
         second.cache.settle()
         second.check_invariants()
-        time.sleep(0.002)
     assert num_during > 5
     steps(second, saver)
     check(second)
