@@ -7,17 +7,14 @@ file exists that it names, for tests that have one server for what they test and
 
 import os
 import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import breaking
 from sglang.srt.mem_cache import unified_draft_pool, unified_memory_pool  # noqa: F401, pools of states are among them
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-sys.path.insert(0, str(Path(__file__).parent))
-import breaking
 
 SWITCH = os.environ.get("MARCONI_BREAK_STATES")
 
