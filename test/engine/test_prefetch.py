@@ -49,7 +49,9 @@ class Prefetching(Soak):
         req = self._submit(script, rid)
         self._known.append(script)
         own = [each for each in self._known if each.namespace == script.namespace]
-        asked = [{"input_ids": [*self._choice.choice(own).sequence, 0], "seconds": 1} for _ in range(2)]
+        scripts = [self._choice.choice(own) for _ in range(2)]
+        # The first once more: if it was accepted, it is under way.
+        asked = [{"input_ids": [*each.sequence, 0], "seconds": 1} for each in (*scripts, scripts[0])]
         req.kv_hints = envelope(*(("prefetch", payload) for payload in asked))
         self.reqs.append(req)
         return req
