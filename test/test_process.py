@@ -63,6 +63,19 @@ def test_it_ends_when_its_owner_lets_go(tmp_path: Path) -> None:
         assert guard.wait(30) != 0
 
 
+def test_it_ends_when_its_owner_cannot_be_heard(tmp_path: Path) -> None:
+    """A directory cannot be read: the watch has failed, and nobody else would end it."""
+    unreadable = os.open(tmp_path, os.O_RDONLY)
+    command = [*GUARD, sys.executable, "-c", SERVER, str(tmp_path / "pid")]
+    guard = subprocess.Popen(command, stdin=unreadable, stdout=subprocess.DEVNULL)
+    os.close(unreadable)
+    try:
+        assert guard.wait(30) != 0
+    finally:
+        guard.kill()
+        guard.wait()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_it_ends_with_its_guard(tmp_path: Path, number: signal.Signals) -> None:
     with guarded(tmp_path) as (guard, server):
