@@ -110,5 +110,5 @@ def test_anthropic_s_system_prompt_and_blocks_are_those_of_openai_s_messages(log
 
 def test_a_record_over_several_lines_is_said_to_be_one(log: Path) -> None:
     log.write_text(json.dumps(BODY, indent=1))
-    with pytest.raises(ValueError, match="JSON must be one object a line"):
+    with pytest.raises(ValueError, match="must be one object a line"):
         read(log, format="openai")

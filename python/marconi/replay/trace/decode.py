@@ -56,9 +56,11 @@ class Decoder(Generic[T]):
         except msgspec.ValidationError as error:
             raise self._bad_record(str(error), text) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if (opened := text.strip()) in (b"{", b"["):
-                raise BadRecord(f"JSON must be one object a line, got {opened.decode()} alone on one") from None
             what = str(error).removeprefix("JSON is malformed: ")
+            if text.strip() in (b"{", b"["):
+                raise BadRecord(
+                    f"not JSON ({what}): cut off, or of several lines, and must be one object a line"
+                ) from None
             raise BadRecord(f"not JSON ({what}): cut off or malformed") from None
 
     def convert(self, value: Any, *, strict: bool = True) -> T:
