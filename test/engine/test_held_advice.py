@@ -24,7 +24,7 @@ from marconi.engine.check.machine import Machine, Platform
 from marconi.engine.check.model import Model
 from marconi.model import DEVICES, PrefillLatency, catalog, load
 from marconi.replay.memory import MemorySize, MemoryUnit
-from marconi.replay.plan import make_plan
+from marconi.replay.plan import STOCK, make_plan
 from marconi.replay.task import ReplayInputs
 from replay.worlds import conversations
 
@@ -144,7 +144,11 @@ def lines_of_plan(inputs: ReplayInputs, rng: random.Random) -> list[str]:
     """Every line of a plan for a drawn amount of memory."""
     memory, host = int(rng.choice((1, 5, 20, 60)) * 1e9), int(rng.choice((0, 0, 100)) * 1e9) * inputs.has_states
     plan = make_plan(inputs, [memory], None, 1, host)
-    said = [advice.to_json()["sglang_flags"] or "" for advice in plan.advice]
+    said = [
+        advice.to_json()["sglang_flags"] or ""
+        for advice in plan.advice
+        if str(STOCK) not in str(advice.to_json()["policy"])
+    ]
     return [*said, *(line for advice in plan.advice for line in advice.sentences), *plan.verdict.lines]
 
 

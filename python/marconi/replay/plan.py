@@ -292,6 +292,9 @@ def make_plan(
     runs, of_sizes = runs[: len(grid)], runs[len(grid) :]
     report = report_of(inputs, unbounded_bytes, runs, num_processes)
     size, needs = len(grids[0]), Needs.of(inputs)
+    cards = Cards.of(inputs, needs.smallest_bytes)
+    if cards is None and inputs.device.memory_bytes and serving.why_not is None:
+        serving = replace(serving, why_not=f"its weights (16 bits) do not fit 64 cards ({inputs.device.name})")
     advice = tuple(
         Advice.of(
             runs[index * size : (index + 1) * size],
@@ -302,7 +305,7 @@ def make_plan(
         for index, num_bytes in enumerate(memories_bytes)
     )
     pairs = tuple((stock, ours) for stock, ours in of_halves)
-    is_hybrid, cards = inputs.model.state_bytes > 0, Cards.of(inputs, needs.smallest_bytes)
+    is_hybrid = inputs.model.state_bytes > 0
     beside = Beside(inputs.trace, is_hybrid, num_ranks, of_sizes, pairs, serving, cards)
     return Plan(report, advice, beside, host_bytes)
 

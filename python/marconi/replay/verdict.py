@@ -15,7 +15,6 @@ from typing import Final
 from marconi.model.serving import SERVED, Serving
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.policy.request import Trace
-from marconi.replay.inputs import STATIC_FRACTION
 from marconi.replay.memory import format_bytes
 from marconi.replay.result import PolicyResult
 from marconi.replay.task import UNBOUNDED_BYTES, ReplayInputs, Task
@@ -26,6 +25,8 @@ TIMES: Final = (0.5, 2, 4)
 """Shares of the memory that was asked about, tried as well."""
 LEAST_GAIN: Final = 0.01
 """The least share of tokens that counts as a difference."""
+_SHARE: Final = 0.8
+"""Of a card's memory, for weights and a request: what SGLang leaves of the smallest cards."""
 
 
 def alone(memory_bytes: int, host_bytes: int = 0, *, has_planned_states: bool = True) -> Task:
@@ -90,7 +91,7 @@ class Cards:
     def of(cls, inputs: ReplayInputs, request_bytes: int) -> "Cards | None":
         """For requests of `request_bytes`; None for a device whose memory is not known, and where 64 are too few."""
         device, weights = inputs.device, inputs.model.num_parameters * inputs.model.storage.weight_itemsize
-        room = int(STATIC_FRACTION * device.memory_bytes) - request_bytes
+        room = int(_SHARE * device.memory_bytes) - request_bytes
         found = next((num for num in (1, 2, 4, 8, 16, 32, 64) if weights // num <= room), None)
         card = f"{device.name} of {format_bytes(int(device.memory_bytes))}"
         return None if found is None else cls(found, card, weights)
