@@ -20,6 +20,7 @@ from marconi.replay.task import ReplayInputs, Task, execute
 from marconi.replay.trace import Demand, generate, preset
 from marconi.replay.tuned import TunedServer
 from marconi.tree import RadixTree
+from marconi.tree.node import NONE_BELOW
 
 MODEL = load("marconi-7b")
 TRACE = generate(preset("chat-short"), Demand(25, 1.0, seed=0))
@@ -56,7 +57,7 @@ def test_alpha_is_0_through_the_window_and_then_the_best_of_a_search_from_copies
     before = num_until_eviction(fixed)
     end = before * (1 + multiple)
     window, later = TRACE.requests[before:end], TRACE.requests[end:]
-    found = {alpha: sum(hits(deepcopy(fixed), window, alpha)) for alpha in ALPHAS}
+    found = {alpha: sum(hits(deepcopy(fixed, {id(NONE_BELOW): NONE_BELOW}), window, alpha)) for alpha in ALPHAS}
     best = max(found, key=lambda alpha: (found[alpha], -alpha))
     assert len(set(found.values())) > 1
     assert best > 0

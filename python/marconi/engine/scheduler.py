@@ -203,9 +203,6 @@ def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
     return _MambaRadixCacheV2TrackEntry(track_mask=False, track_position=req.kv.mamba_next_track_idx, track_seqlen=-1)
 
 
-# States of a prefill
-
-
 def settle(
     checkpoints: Sequence[Checkpoint], num_layers: int, is_sound: bool, on_all_ranks: Callable[..., list[bool]]
 ) -> str | None:

@@ -101,7 +101,8 @@ class HybridCache:
         self.sessions = flushed.sessions
         if self.sessions is not None:
             self.sessions.flushed()
-        if self.misses is not None:
+        # A server makes its cache anew as it starts, too: where nothing was served, nothing was flushed.
+        if self.misses is not None and self.counters.num_requests:
             self.misses = Misses(self.tree, now_s)
 
     # Requests that wait

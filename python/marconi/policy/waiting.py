@@ -43,6 +43,8 @@ _PROBE_BYTES: Final = 256
 class _Pending(NamedTuple):
     request: Request
     depths: frozenset[int]
+    shares: dict[tuple[bytes, int], bool]
+    """By prompt and depth, whether the prompt runs through the state there: every pass asks for all that wait."""
 
 
 class WaitingPrompts:
@@ -122,7 +124,7 @@ class WaitingPrompts:
 
     def expect(self, key: Hashable, request: Request, depths: Collection[int]) -> None:
         """A request in prefill will leave states at `depths`, in place of what was expected of it."""
-        self._expect(key, _Pending(request, frozenset(depths)))
+        self._expect(key, _Pending(request, frozenset(depths), {}))
 
     def arrived(self, key: Hashable, depth: int) -> None:
         """The state at `depth` of a request in prefill has come, or will not."""
@@ -140,7 +142,7 @@ class WaitingPrompts:
         num_to_compute = request.num_prompt_tokens - num_cached
         worth = num_cached + max(MIN_SAVED_TOKENS, int(MIN_SAVED_SHARE * num_to_compute))
         return any(
-            worth <= depth < request.num_prompt_tokens and self._share(request, pending.request, depth)
+            worth <= depth < request.num_prompt_tokens and self._runs_through(request, pending, depth)
             for pending in self._pending.values()
             for depth in pending.depths
         )
@@ -158,13 +160,21 @@ class WaitingPrompts:
         else:
             self._pending.pop(key, None)
 
+    def _runs_through(self, request: Request, pending: _Pending, depth: int) -> bool:
+        if request.namespace != pending.request.namespace:
+            return False
+        # The hash of bytes is computed once, and bytes are first compared by identity.
+        asked = request.path, depth
+        if asked not in pending.shares:
+            pending.shares[asked] = self._share(request, pending.request, depth)
+        return pending.shares[asked]
+
     def _share(self, request: Request, other: Request, num_tokens: int) -> bool:
         """True if two prompts begin with the same `num_tokens` tokens; no token is copied but those looked at first."""
         left, right, size = request.path, other.path, self._index.offset(num_tokens)
         near = min(size, _PROBE_BYTES)
         return (
-            request.namespace == other.namespace
-            and len(left) >= size
+            len(left) >= size
             and left[:near] == right[:near]
             and left[size - near : size] == right[size - near : size]
             and left.startswith(memoryview(right)[:size])

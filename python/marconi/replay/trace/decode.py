@@ -56,6 +56,8 @@ class Decoder(Generic[T]):
         except msgspec.ValidationError as error:
             raise self._bad_record(str(error), text) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if (opened := text.strip()) in (b"{", b"["):
+                raise BadRecord(f"JSON must be one object a line, got {opened.decode()} alone on one") from None
             what = str(error).removeprefix("JSON is malformed: ")
             raise BadRecord(f"not JSON ({what}): cut off or malformed") from None
 

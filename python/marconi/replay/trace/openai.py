@@ -1,12 +1,15 @@
 """The log of an OpenAI-style API: JSONL, a request a line, as a server, a proxy or a batch file writes it.
 
     body       `messages`, with `tools` and `chat_template_kwargs`, or `prompt`, a text or token ids: in the line, in
-               its `body` or in its `request`; `cache_salt` is a namespace
-    answer     `response`, `output` or `completion`: a text, or OpenAI's `choices`, also in its `body`; else the
-               assistant's message with which a later request of the session continues, if it is no shorter than
-               `usage.completion_tokens` (reasoning, which clients drop, is missing from a shorter one)
-    length     of an answer that is not there `usage.completion_tokens`, else 0; its ids are the request's own, so that
-               no later prompt has them
+               its `body` or in its `request`; `cache_salt` is a namespace. Anthropic's `system` is the first message
+    answer     `response`, `output` or `completion`: a text, OpenAI's `choices` or Anthropic's `content`, also in its
+               `body`; else the assistant's message with which a later request of the session continues, if it is no
+               shorter than `usage.completion_tokens` (reasoning, which clients drop, is missing from a shorter one).
+               Reasoning is `reasoning_content` or, in newer servers and proxies, `reasoning`
+    length     of an answer that is not there `usage.completion_tokens` or `output_tokens`, else 0; its ids are the
+               request's own, so that no later prompt has them; likewise of an answer that was cut off inside a call
+    left out   calls that failed, by `status`, `error_str` or the response's `status_code`, and calls for embeddings, by
+               `call_type`: a remark counts each kind, as no server kept anything of them
     time       `timestamp`, `ts`, `time`, `created`, `created_at`, `startTime` or `start_time` of the line, the first
                that is there, or the response's `created`: ISO 8601 (UTC without a zone) or a number since any zero, in
                seconds below 1e11, milliseconds below 1e14 and microseconds below 1e17
@@ -21,6 +24,7 @@ which clients drop, does not count. Neither does a beginning of system messages 
 a name is a session of its own.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -43,6 +47,16 @@ from marconi.replay.trace.tokens import tokenizer
 _UNITS_S = ((1e11, 1.0), (1e14, 1e-3), (1e17, 1e-6))
 """The number that a time in each unit is below, and the unit."""
 _OPENING = ("system", "developer")
+_FAILED = ("failure", "failed", "error")
+_LEAST_ERROR = 400
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text or "{}")
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 class _Part(msgspec.Struct):
@@ -69,9 +83,20 @@ class _Message(msgspec.Struct, omit_defaults=True):
     role: str = "assistant"
     content: str | list[_Part] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.reasoning is not None:
+            self.reasoning_content, self.reasoning = self.reasoning_content or self.reasoning, None
+
+    @property
+    def is_cut(self) -> bool:
+        """True if it ends inside a call, whose arguments are no JSON then."""
+        written = [call.function.arguments for call in self.tool_calls or ()]
+        return not all(_is_json(each) for each in written if isinstance(each, str))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -91,6 +116,7 @@ class _Tool(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
+    system: str | list[_Part] | None = None
     messages: list[_Message] | None = None
     prompt: str | list[Id] | None = None
     tools: list[_Tool] | None = None
@@ -99,6 +125,10 @@ class _Body(msgspec.Struct):
     session_id: str | int | None = None
     conversation_id: str | int | None = None
     chat_id: str | int | None = None
+
+    def __post_init__(self) -> None:
+        if self.system and self.messages:
+            self.messages, self.system = [_Message("system", self.system), *self.messages], None
 
     @property
     def session(self) -> str | int | None:
@@ -109,6 +139,7 @@ class _Body(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     completion_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -118,12 +149,14 @@ class _Choice(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
+    content: str | list[_Part] | None = None
     usage: _Usage | None = None
     created: float | None = None
 
 
 class _Response(_Answer):
     body: _Answer | str | None = None
+    status_code: int | None = None
 
 
 class _Line(_Body):
@@ -133,6 +166,9 @@ class _Line(_Body):
     output: _Response | str | None = None
     completion: _Response | str | None = None
     usage: _Usage | None = None
+    status: str | int | None = None
+    error_str: str | None = None
+    call_type: str | None = None
     timestamp: float | str | None = None
     ts: float | str | None = None
     time: float | str | None = None
@@ -140,6 +176,15 @@ class _Line(_Body):
     created_at: float | str | None = None
     start_time_camel: float | str | None = msgspec.field(default=None, name="startTime")
     start_time: float | str | None = None
+
+    @property
+    def left_out_as(self) -> str | None:
+        """The kind of call that it is, if no server kept anything of it."""
+        if self.call_type is not None and "embedding" in self.call_type:
+            return "calls for embeddings"
+        codes = (each.status_code or 0 for each in self.answers if isinstance(each, _Response))
+        has_failed = self.status in _FAILED or bool(self.error_str) or any(code >= _LEAST_ERROR for code in codes)
+        return "calls that failed" if has_failed else None
 
     @property
     def asked(self) -> _Body:
@@ -207,10 +252,14 @@ class OpenAI:
         prefixes = _Prefixes()
         salts = DenseIds({"": 0})
         entries: list[_Entry] = []
+        left_out = Counter[str]()
         for document in source.documents():
             for number, text in document.lines():
                 with watch.at(document.name, number):
                     line = _decoded(text)
+                    if kind := line.left_out_as:
+                        left_out[kind] += 1
+                        continue
                     time_s, body = line.time_s, line.asked
                     path, num_prompt, num_output = _path(line, _answer(line), tokens, len(entries))
                     namespace = salts[body.cache_salt or ""]
@@ -226,6 +275,8 @@ class OpenAI:
                             (document.name, number),
                         )
                     )
+        for kind, num in left_out.items():
+            watch.remark(f"{kind} are left out: {num}")
         if has_times := any(entry.has_time for entry in entries):
             entries = _timed(entries, watch)
         requests = _requests(entries, prefixes, SessionNumbers(options), tokens)
@@ -249,20 +300,24 @@ def _path(line: _Line, answer: _Message | None, tokens: Chats, index: int) -> tu
         raise BadRecord("the prompt must hold at least one token, got none")
     if answer is None:
         usages = (line.usage, *(each.usage for each in line.answers if isinstance(each, _Answer)))
-        lengths = (usage.completion_tokens for usage in usages if usage is not None)
+        lengths = (
+            each for usage in usages if usage is not None for each in (usage.completion_tokens, usage.output_tokens)
+        )
         # No other request has this id, so none has this answer.
         said = [MAX_ID - index] * next((length for length in lengths if length is not None), 0)
     return pack(prompt) + pack(said), len(prompt), len(said)
 
 
 def _answer(line: _Line) -> _Message | None:
-    """The answer; None where the log does not have it."""
+    """The answer; None where the log does not have it, or not all of it."""
     for answer in line.answers:
         if isinstance(answer, str):
             return _Message(content=answer)
+        if answer.content:
+            return _Message(content=answer.content)
         for choice in answer.choices or ():
             if choice.message is not None:
-                return choice.message
+                return None if choice.message.is_cut else choice.message
             if choice.text is not None:
                 return _Message(content=choice.text)
     return None
