@@ -141,7 +141,7 @@ def refused_hints(seed: int, num: int) -> tuple[list[str], int]:
 
 
 def lines_of_plan(inputs: ReplayInputs, rng: random.Random) -> list[str]:
-    """Every line of a plan for a drawn amount of memory."""
+    """Every line of a plan for a drawn amount of memory, but what it says of stock SGLang, which lacks the backend."""
     memory, host = int(rng.choice((1, 5, 20, 60)) * 1e9), int(rng.choice((0, 0, 100)) * 1e9) * inputs.has_states
     plan = make_plan(inputs, [memory], None, 1, host)
     said = [
@@ -149,7 +149,13 @@ def lines_of_plan(inputs: ReplayInputs, rng: random.Random) -> list[str]:
         for advice in plan.advice
         if str(STOCK) not in str(advice.to_json()["policy"])
     ]
-    return [*said, *(line for advice in plan.advice for line in advice.sentences), *plan.verdict.lines]
+    ours = [
+        line
+        for advice in plan.advice
+        for line in advice.sentences
+        if not line.startswith("Stock SGLang") and f"policy {STOCK} " not in line
+    ]
+    return [*said, *ours, *plan.verdict.lines]
 
 
 def refused_flags(models: list[str], seed: int, num: int) -> tuple[list[str], int]:

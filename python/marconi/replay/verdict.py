@@ -26,7 +26,7 @@ TIMES: Final = (0.5, 2, 4)
 LEAST_GAIN: Final = 0.01
 """The least share of tokens that counts as a difference."""
 _SHARE: Final = 0.8
-"""Of a card's memory, for weights and a request: what SGLang leaves of the smallest cards."""
+"""The share of a card's memory for weights and a request: what SGLang leaves of the smallest cards."""
 
 
 def alone(memory_bytes: int, host_bytes: int = 0, *, has_planned_states: bool = True) -> Task:
