@@ -25,6 +25,8 @@ CASES = (
     ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule"),
     ("--enable-hierarchical-cache",),
     ("--speculative-algorithm", "NGRAM"),
+    ("--speculative-algorithm", "NEXTN"),
+    ("--speculative-algorithm", "NEXTN", "--enable-hierarchical-cache"),
     ("--disaggregation-mode", "prefill"),
     ("--linear-attn-backend", "cutedsl"),
     ("--marconi-admission", "chunk-end"),
@@ -48,7 +50,7 @@ def test_a_server_divides_memory_as_check_says(models: dict[str, Path], argv: tu
     found = answer(line, Model.find(line.model_path, None), Machine(Platform.CPU))
     record.resolve_once()
     assert found.is_served
-    assert (split.said_of(record) is None) == (found.split is None)
+    assert split.said_of(record) == found.split
     assert found.pools is not None
     assert resolved_view(record).enable_unified_memory == found.pools.is_one_pool
 

@@ -46,6 +46,8 @@ SERVED: dict[str, Any] = {
     "radix_eviction_policy": "priority",
     "mamba_max_states_per_path": 4,
     "kv_events_config": '{"publisher": "zmq"}',
+    "hicache_write_policy": "write_back",
+    "tokenizer_worker_num": 2,
 }
 
 

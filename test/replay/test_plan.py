@@ -10,7 +10,19 @@ import pytest
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.catalog import PolicySpec
-from marconi.replay.plan import INT8, INT8_RATIOS, ONE_POOL, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
+from marconi.replay.plan import (
+    INT8,
+    INT8_RATIOS,
+    ONE_POOL,
+    RATIOS,
+    Advice,
+    Layout,
+    Needs,
+    Plan,
+    candidates,
+    flags,
+    make_plan,
+)
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Percentiles, PolicyResult
 from marconi.replay.task import ReplayInputs, Task
@@ -63,7 +75,7 @@ def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_ev
 
 def test_what_a_server_with_a_host_tier_refuses_is_no_candidate() -> None:
     """It takes no one pool; `test_check.py` holds `marconi check` to the same."""
-    assert {task.mamba_ratio for task in candidates(10**9, has_host_tier=True)} == set(RATIOS)
+    assert {task.mamba_ratio for task in candidates(10**9, has_one_pool=False)} == set(RATIOS)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -104,7 +116,7 @@ def test_checkpoints_in_int8_are_a_candidate_where_a_server_serves_them() -> Non
         return [task.mamba_ratio for task in candidates(10**9, **fields) if task.int8_checkpoints]
 
     assert ratios(has_int8=True) == [*INT8_RATIOS]
-    assert ratios() == ratios(has_int8=True, has_host_tier=True) == []
+    assert ratios() == []
 
 
 def test_a_plan_replays_checkpoints_in_int8_and_tells_what_they_win() -> None:
@@ -273,6 +285,39 @@ def test_where_nothing_is_won_the_verdict_says_so() -> None:
     (line,) = verdict(point(6_000), has_states=False).lines
     assert line.startswith("Would it help? No: the model has no recurrent layers")
     assert verdict().lines == ("Would it help? No: in this memory nothing fits.",)
+
+
+def plan_of(name: str, memory_bytes: int) -> Plan:
+    model = load(name)
+    return make_plan(
+        ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"])),
+        [memory_bytes],
+        None,
+        1,
+    )
+
+
+@pytest.mark.parametrize("name", ["jamba-1.5-mini", "marconi-7b"])
+def test_for_a_model_that_no_server_has_nothing_is_advised(name: str) -> None:
+    plan = plan_of(name, 20 * 10**9)
+    (line,) = plan.verdict.lines
+    assert line.startswith("Would it help? No: ")
+    (advice,) = plan.advice
+    assert not any("--" in sentence for sentence in advice.sentences)
+    assert advice.to_json()["sglang_flags"] is None
+
+
+def test_weights_that_fit_no_single_card_have_the_ranks_that_they_need() -> None:
+    assert plan_of("qwen3-next-80b-a3b", 20 * 10**9).verdict.lines[3] == (
+        "How many servers? One of 4 ranks or more: 159 GB of weights (16 bits) do not fit fewer cards (h100 of 80 GB); "
+        "--tensor-parallel 4 plans for them."
+    )
+    assert "One of one rank" in plan_of("nemotron-h-8b", 20 * 10**9).verdict.lines[3], "its weights fit"
+
+
+def test_flags_that_a_model_needs_stand_beside_the_backends() -> None:
+    line = plan_of("falcon-h1-7b", 5 * 10**9).verdict.lines[1]
+    assert line.startswith("Which flags? --radix-cache-backend marconi --cuda-graph-backend-prefill disabled")
 
 
 def test_memory_that_still_helps_is_said_to() -> None:

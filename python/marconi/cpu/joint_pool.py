@@ -10,8 +10,11 @@ Sources: `srt/layers/attention/torch_native_backend.py`, `srt/arg_groups/kv_cach
 `srt/mem_cache/kv_cache_configurator.py`, `srt/mem_cache/unified_draft_pool.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, update_wrapper
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -30,6 +33,21 @@ def register() -> None:
 
     for name in _AUDITED:
         setattr(kv_cache_hook, name, getattr(kv_cache_hook, name) | {_ATTENTION})
+
+
+@contextmanager
+def resolved_here() -> Iterator[None]:
+    """Have SGLang resolve arguments as on this platform, in a process that serves nothing and loads no plugin."""
+    from sglang.srt.arg_groups import kv_cache_hook
+
+    handle = kv_cache_hook.handle_page_major_kv_layout
+    with ExitStack() as stack:
+        for name in _AUDITED:
+            known = getattr(kv_cache_hook, name) | {_ATTENTION}
+            stack.enter_context(patch.object(kv_cache_hook, name, known))
+        around = update_wrapper(partial(around_page_major_layout, handle), handle)
+        stack.enter_context(patch.object(kv_cache_hook, handle.__name__, around))
+        yield
 
 
 def around_page_major_layout(handle: Callable[[Any], None], server_args: Any) -> None:

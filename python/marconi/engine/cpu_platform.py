@@ -8,6 +8,8 @@ PLATFORM: Final = "marconi_cpu"
 """The value of `SGLANG_PLATFORM` that chooses it."""
 GROUPS: Final = "marconi.cpu.upstream.GROUPS"
 """Dotted path of what it changes of SGLang."""
+RESOLVED_HERE: Final = "marconi.cpu.joint_pool.resolved_here"
+"""Dotted path of the context in which arguments are resolved as on it, where nothing is served."""
 
 # SGLang's snapshots take up to three slots a running request; the rest is for the prefix cache.
 NUM_STATE_SLOTS: Final = 128

@@ -87,6 +87,8 @@ def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
         if getattr(server_args, name):
             option = "--" + name.replace("_", "-")
             yield f"{option} and --radix-cache-backend {BACKEND} are two caches: give one of them"
+    if server_args.disable_radix_cache:
+        yield f"--disable-radix-cache leaves --radix-cache-backend {BACKEND} nothing to do: give one of them"
     yield from _said(lambda: require_host_room(server_args))
     if given.explain_text and server_args.tokenizer_worker_num > 1:
         yield (
@@ -95,8 +97,6 @@ def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
         )
     if given.events is None:
         return
-    if server_args.disable_radix_cache:
-        yield "--marconi-events: with --disable-radix-cache there is nothing to publish; give one of them"
     if server_args.disaggregation_mode == "decode":
         yield "--marconi-events: a decode server keeps no prefixes, so there is nothing to publish; leave it out"
     yield from _said(

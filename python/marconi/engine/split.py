@@ -17,7 +17,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from traceback import extract_tb
 from typing import Any, Final
 
@@ -49,9 +48,9 @@ def is_open(server_args: Any) -> bool:
 def choose(server_args: Any) -> None:
     """Before `server_args` are resolved: choose one pool where no flag divides memory and one pool is served."""
     if is_open(server_args):
-        reason = why_two_pools(server_args)
-        server_args.enable_unified_memory = reason is None
-        setattr(server_args, _SAID, ONE_POOL if reason is None else two_pools(reason))
+        divided = why_two_pools(server_args)
+        server_args.enable_unified_memory = divided is None
+        setattr(server_args, _SAID, divided or ONE_POOL)
 
 
 def said_of(server_args: Any) -> str | None:
@@ -60,18 +59,32 @@ def said_of(server_args: Any) -> str | None:
     return line
 
 
-def two_pools(reason: str) -> str:
-    """The line for two pools at SGLang's ratio."""
+def two_pools(server_args: Any, refusal: str | None) -> str | None:
+    """The line for two pools at SGLang's ratio; None where one pool is chosen.
+
+    `refusal` is the first reason for which `server_args` are not served with one pool. Only where there is none, an
+    operator could choose it.
+    """
+    choice = next(against_choice(server_args), None)
+    if refusal is None and choice is None:
+        return None
+    reason = refusal or f"{choice}; --enable-unified-memory chooses it"
     return f"KV and states have a pool each, at SGLang's ratio, as one pool is not chosen here: {reason}"
 
 
 def why_two_pools(server_args: Any) -> str | None:
-    """Why `server_args`, not resolved yet, are not served with one pool, in a line; None if they are."""
-    return why_not(server_args, enable_unified_memory=True)
+    """The line for two pools where `server_args`, not resolved yet, have those; None where they have one."""
+    return two_pools(server_args, _refusal(server_args, enable_unified_memory=True))
 
 
 def why_not(server_args: Any, **changes: Any) -> str | None:
-    """Why `server_args`, not resolved yet, are not served with these `changes`, in a line; None if they are."""
+    """Why `server_args`, not resolved yet, do not have these `changes` by themselves, in a line; None if they could."""
+    choice = against_choice(server_args) if changes.get("enable_unified_memory") else ()
+    return _refusal(server_args, **changes) or next(iter(choice), None)
+
+
+def _refusal(server_args: Any, **changes: Any) -> str | None:
+    """Why `server_args` are not served with these `changes`, in a line; None if they are."""
     record = copy.copy(server_args)
     for name, value in changes.items():
         setattr(record, name, value)
@@ -85,8 +98,7 @@ def why_not(server_args: Any, **changes: Any) -> str | None:
     if not facts.has_own_cache:
         return "the cache is SGLang's own"
     given = flags.from_environ(os.environ)
-    choice = against_choice(record) if record.enable_unified_memory else ()
-    return next(chain(choice, service.against_cache(record, given, facts)), None)
+    return next(service.against_cache(record, given, facts), None)
 
 
 def words_of(error: BaseException) -> str:
@@ -101,10 +113,7 @@ def against_choice(server_args: Any) -> Iterator[str]:
     if server_args.disaggregation_mode != "null":
         yield f"--disaggregation-mode {server_args.disaggregation_mode} sends states from one pool by Mooncake alone"
     if server_args.speculative_algorithm is not None:
-        yield (
-            f"--speculative-algorithm {server_args.speculative_algorithm} has not run in one pool on a GPU yet: "
-            "--enable-unified-memory chooses it"
-        )
+        yield f"--speculative-algorithm {server_args.speculative_algorithm} has not run in one pool on a GPU yet"
 
 
 @contextmanager

@@ -5,7 +5,6 @@ pass. A refusal is an exception, which an `Engine` gets; on a command line it is
 2. Without our `radix_cache_backend` our flags are refused, and nothing else happens.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, require_verified
-
-logger = logging.getLogger(__name__)
 
 
 def on_add_cli_args(_result: None, parser: Any) -> None:
@@ -42,7 +39,6 @@ def on_from_cli_args(server_args: Any, _cls: type, args: Any) -> None:
     except Refusal as refusal:
         _end(str(refusal))
     add_routes()
-    _warn_of_workers(server_args.tokenizer_worker_num)
 
 
 def _end(reason: str) -> NoReturn:
@@ -84,12 +80,3 @@ def _require_servable(server_args: Any) -> None:
     hook_into(upstream.REQUESTS)
     if given.explain_text:
         hook_into(upstream.TEXT)
-
-
-def _warn_of_workers(num_http_workers: int) -> None:
-    if num_http_workers > 1:
-        logger.warning(
-            "marconi: --tokenizer-worker-num %d: SGLang loads no plugin in these processes, so they have no "
-            "GET /marconi, and a request that no model can answer ends the scheduler, as in stock",
-            num_http_workers,
-        )

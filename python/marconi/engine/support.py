@@ -108,6 +108,17 @@ NOTED: Final = (
         "has no effect: --marconi-eviction decides what is evicted",
     ),
     Noted(
+        "hicache_write_policy",
+        lambda policy: policy not in (None, "write_through"),
+        "has no effect on what the host holds: copies are made ahead of evictions",
+    ),
+    Noted(
+        "tokenizer_worker_num",
+        _more_than_one,
+        "loads no plugin in these processes: they have no GET /marconi, and a request that no model can answer ends "
+        "the scheduler, as in stock",
+    ),
+    Noted(
         "mamba_max_states_per_path",
         lambda cap: cap is not None and cap >= 0,
         "has no effect: --marconi-eviction decides how many states a path keeps, and which",

@@ -12,6 +12,7 @@ from marconi.model.device import DEVICES, DeviceProfile
 from marconi.model.latency import LatencyModel, PrefillLatency
 from marconi.model.measured_latency import MeasuredLatency
 from marconi.model.profile import KindCost, ModelProfile, profile_of
+from marconi.model.serving import NO_CHECKPOINT
 
 __all__ = [
     "DEVICES",
@@ -41,7 +42,7 @@ def load(name_or_path: str, *, precision: Precision | None = None, tensor_parall
     is_path = "/" in name_or_path and path.exists()
     name = None if is_path else catalog.name_of(name_or_path)
     if name == catalog.MARCONI_7B:
-        return profile_of(name, paper.hybrid(), paper.STORAGE.over(precision, tensor_parallel))
+        return profile_of(name, paper.hybrid(), paper.STORAGE.over(precision, tensor_parallel), serving=NO_CHECKPOINT)
     if name is not None:
         config = huggingface.from_mapping(catalog.CONFIGS[name], name)
         return huggingface.profile(config, name, precision=precision, tensor_parallel=tensor_parallel)

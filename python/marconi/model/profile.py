@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from marconi.model.base import FlopCurve, Layer, Storage
+from marconi.model.serving import SERVED, WINDOWED, Serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class ModelProfile:
     """`state_bytes` and the KV of full sliding windows: what one checkpoint may hold beyond the prefix's KV."""
     windows: tuple[tuple[int, int], ...]
     """(W, KV bytes a token, all layers) of sliding windows, the smallest first."""
+    serving: Serving = SERVED
 
     def prefix_flops(self, num_tokens: int) -> float:
         """FLOPs of computing the first `num_tokens` tokens from nothing."""
@@ -129,6 +131,7 @@ def profile_of(
     *,
     num_embedding_parameters: int = 0,
     num_head_parameters: int = 0,
+    serving: Serving = SERVED,
 ) -> ModelProfile:
     """Sum the costs of `layers`; `ValueError` if they cannot be split over the workers that `storage` names."""
     by_kind: dict[str, list[Layer]] = {}
@@ -148,6 +151,7 @@ def profile_of(
         state_bytes=state_bytes,
         checkpoint_bytes=state_bytes + sum(window * per_token for window, per_token in windows),
         windows=windows,
+        serving=WINDOWED if state_bytes and windows else serving,
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from rich.console import Group, RenderableType
 
+from marconi.model.serving import SERVED, Serving
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.replay.grid import Cell, num_replays, report_of, run_grids
 from marconi.replay.memory import format_bytes
@@ -34,6 +35,7 @@ from marconi.replay.verdict import (
     DEFAULT,
     LEAST_GAIN,
     Beside,
+    Cards,
     Point,
     Verdict,
     alone,
@@ -116,9 +118,16 @@ class Advice:
     """With several ranks: one server, and as many servers as ranks if the model fits on one card."""
     int8: PolicyResult | None = None
     """The best with checkpoints in int8; None where none was tried."""
+    serving: Serving = SERVED
 
     @classmethod
-    def of(cls, tried: Sequence[PolicyResult], needs: Needs, alone: Task | None = None) -> "Advice":
+    def of(
+        cls,
+        tried: Sequence[PolicyResult],
+        needs: Needs,
+        alone: Task | None = None,
+        serving: Serving = SERVED,
+    ) -> "Advice":
         """From the runs of one amount of memory, in the order of the candidates; `alone` is one of them."""
         runs = [run for run in tried if not run.int8_checkpoints]
         in_int8 = [run for run in tried if run.int8_checkpoints]
@@ -136,12 +145,15 @@ class Advice:
             alone=next((run for run in runs if alone is not None and _is_of(run, alone)), None),
             ours=_first_best(ours) if ours else None,
             int8=_first_best(in_int8) if in_int8 else None,
+            serving=serving,
         )
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """Say it in words, with the flags of SGLang."""
         memory, best, split = format_bytes(self.memory_bytes), self.best, self.split
+        if self.serving.why_not is not None:
+            return (f"{memory}: nothing is advised: {self.serving.why_not}.",)
         if best is None:
             smallest, largest = map(format_bytes, (self.needs.smallest_bytes, self.needs.largest_bytes))
             return (
@@ -162,7 +174,7 @@ class Advice:
             lines.append(f"With two pools: policy {split.policy}{self._flags(split)}: {_gain(split, self.default)}.")
         if self.int8 is not None and fewer(self.int8, best) >= LEAST_GAIN:
             lines.append(
-                f"With {INT8} at {flags(self.int8)} it would hit {_rates(self.int8)}, "
+                f"With {INT8} at {self._all_flags(self.int8)} it would hit {_rates(self.int8)}, "
                 f"{100 * fewer(self.int8, best):.1f} % fewer tokens recomputed than the best that is exact (answers "
                 "that resume from a rounded state may differ)."
             )
@@ -191,7 +203,7 @@ class Advice:
             "memory_bytes": self.memory_bytes,
             "policy": None if best is None else best.policy,
             "mamba_full_memory_ratio": None if best is None else best.mamba_full_memory_ratio,
-            "sglang_flags": None if best is None or self.split is None else flags(best),
+            "sglang_flags": self._sglang_flags(),
             "token_hit_rate": (best or self.default).token_hit_rate,
             "stock_token_hit_rate": self.default.token_hit_rate,
             "layouts": [layout.to_json() for layout in self.layouts],
@@ -209,7 +221,16 @@ class Advice:
         if self.split is None:
             return ""
         pool = " in one pool" if run.mamba_full_memory_ratio is None else ""
-        return f"{pool} with {flags(run)}"
+        return f"{pool} with {self._all_flags(run)}"
+
+    def _sglang_flags(self) -> str | None:
+        if self.best is None or self.split is None or self.serving.why_not is not None:
+            return None
+        return self._all_flags(self.best)
+
+    def _all_flags(self, run: PolicyResult) -> str:
+        demanded = "" if run.policy == str(STOCK) else self.serving.flags
+        return " ".join(filter(None, (flags(run), demanded)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,24 +264,27 @@ def make_plan(
     host_bytes: int = 0,
 ) -> Plan:
     """Replay every candidate at every amount of memory, with a host tier of `host_bytes` below it unless that is 0."""
+    serving = inputs.model.serving
+    planned = serving.has_planned_states
     grids = [
         [
             Cell.of(replace(task, host_bytes=host_bytes))
             for task in candidates(
                 num_bytes,
                 inputs.has_states,
-                has_host_tier=bool(host_bytes),
-                has_int8=inputs.has_int8_checkpoints,
+                has_one_pool=planned and not host_bytes,
+                has_int8=planned and not host_bytes and inputs.has_int8_checkpoints,
             )
         ]
         for num_bytes in memories_bytes
     ]
     grid = [cell for cells in grids for cell in cells]
     num_ranks = inputs.model.tensor_parallel
-    others = [Cell.of(task) for task in sizes(memories_bytes, host_bytes)] if inputs.has_states else []
+    amounts = sizes(memories_bytes, host_bytes, has_planned_states=planned) if inputs.has_states else ()
+    others = [Cell.of(task) for task in amounts]
     parts = halves(inputs) if inputs.has_states else ()
     half_bytes = min(memories_bytes) // 2, host_bytes // 2
-    pair = [Cell.of(task) for task in _of_half(*half_bytes)]
+    pair = [Cell.of(task) for task in _of_half(*half_bytes, has_planned_states=planned)]
     num_requests = len(inputs.trace.requests)
     with metered("plan", (num_replays([*grid, *others]) + 2 * bool(parts)) * num_requests) as meter:
         cells_of = [(inputs, [*grid, *others]), *((part, pair) for part in parts)]
@@ -268,17 +292,28 @@ def make_plan(
     runs, of_sizes = runs[: len(grid)], runs[len(grid) :]
     report = report_of(inputs, unbounded_bytes, runs, num_processes)
     size, needs = len(grids[0]), Needs.of(inputs)
+    cards = Cards.of(inputs, needs.smallest_bytes)
+    if cards is None and inputs.device.memory_bytes and serving.why_not is None:
+        serving = replace(serving, why_not=f"its weights (16 bits) do not fit 64 cards ({inputs.device.name})")
     advice = tuple(
-        Advice.of(runs[index * size : (index + 1) * size], needs, alone(num_bytes, host_bytes))
+        Advice.of(
+            runs[index * size : (index + 1) * size],
+            needs,
+            alone(num_bytes, host_bytes, has_planned_states=planned),
+            serving,
+        )
         for index, num_bytes in enumerate(memories_bytes)
     )
     pairs = tuple((stock, ours) for stock, ours in of_halves)
-    return Plan(report, advice, Beside(inputs.trace, inputs.has_states, num_ranks, of_sizes, pairs), host_bytes)
+    is_hybrid = inputs.model.state_bytes > 0
+    beside = Beside(inputs.trace, is_hybrid, num_ranks, of_sizes, pairs, serving, cards)
+    return Plan(report, advice, beside, host_bytes)
 
 
-def _of_half(memory_bytes: int, host_bytes: int) -> tuple[Task, Task]:
+def _of_half(memory_bytes: int, host_bytes: int, *, has_planned_states: bool) -> tuple[Task, Task]:
     """Stock SGLang and this project's default, in half the memory."""
-    return Task(STOCK, memory_bytes, RATIOS[0], host_bytes), alone(memory_bytes, host_bytes)
+    ours = alone(memory_bytes, host_bytes, has_planned_states=has_planned_states)
+    return Task(STOCK, memory_bytes, RATIOS[0], host_bytes), ours
 
 
 def _is_of(run: PolicyResult, task: Task) -> bool:
@@ -289,19 +324,16 @@ def candidates(
     memory_bytes: int,
     has_states: bool = True,
     *,
-    has_host_tier: bool = False,
+    has_one_pool: bool = True,
     has_int8: bool = False,
 ) -> tuple[Task, ...]:
-    """List the candidates that a server supports, in order of preference among equals.
-
-    `has_int8` is true of a model whose checkpoints may be in int8, which a server with a host tier refuses.
-    """
+    """List the candidates that a server supports, in order of preference among equals."""
     if not has_states:
         return (Task(STOCK, memory_bytes),)
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
-    ratios = RATIOS if has_host_tier else (None, *RATIOS)
+    ratios = (None, *RATIOS) if has_one_pool else RATIOS
     ours = [Task(DEFAULT, memory_bytes, ratio) for ratio in ratios]
-    of_int8 = INT8_RATIOS if has_int8 and not has_host_tier else ()
+    of_int8 = INT8_RATIOS if has_int8 else ()
     return (*stock, *ours, *(Task(DEFAULT, memory_bytes, ratio, int8_checkpoints=True) for ratio in of_int8))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from marconi.model.serving import SERVED, Serving
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay.memory import format_bytes
@@ -24,18 +25,22 @@ TIMES: Final = (0.5, 2, 4)
 """Shares of the memory that was asked about, tried as well."""
 LEAST_GAIN: Final = 0.01
 """The least share of tokens that counts as a difference."""
+_SHARE: Final = 0.8
+"""The share of a card's memory for weights and a request: what SGLang leaves of the smallest cards."""
 
 
-def alone(memory_bytes: int, host_bytes: int = 0) -> Task:
+def alone(memory_bytes: int, host_bytes: int = 0, *, has_planned_states: bool = True) -> Task:
     """The project's default, as a server has it without a flag that divides memory."""
-    return Task(DEFAULT, memory_bytes, SGLANG_MAMBA_RATIO if host_bytes else None, host_bytes)
+    is_one_pool = has_planned_states and not host_bytes
+    return Task(DEFAULT, memory_bytes, None if is_one_pool else SGLANG_MAMBA_RATIO, host_bytes)
 
 
-def sizes(memories_bytes: Sequence[int], host_bytes: int = 0) -> tuple[Task, ...]:
+def sizes(memories_bytes: Sequence[int], host_bytes: int = 0, *, has_planned_states: bool = True) -> tuple[Task, ...]:
     """List runs of the default alone in other amounts of memory than `memories_bytes`, rising."""
     smallest, largest = min(memories_bytes), max(memories_bytes)
     others = {int((smallest if times < 1 else largest) * times) for times in TIMES} - set(memories_bytes)
-    return tuple(alone(num_bytes, host_bytes) for num_bytes in (*sorted(others), UNBOUNDED_BYTES))
+    amounts = (*sorted(others), UNBOUNDED_BYTES)
+    return tuple(alone(num_bytes, host_bytes, has_planned_states=has_planned_states) for num_bytes in amounts)
 
 
 def halves(inputs: ReplayInputs) -> tuple[ReplayInputs, ...]:
@@ -74,16 +79,38 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Cards:
+    """The fewest cards of a device that hold a model's weights and a request."""
+
+    num_cards: int
+    card: str
+    """Whose, and its memory."""
+    weight_bytes: int
+
+    @classmethod
+    def of(cls, inputs: ReplayInputs, request_bytes: int) -> "Cards | None":
+        """For requests of `request_bytes`; None for a device whose memory is not known, and where 64 are too few."""
+        device, weights = inputs.device, inputs.model.num_parameters * inputs.model.storage.weight_itemsize
+        room = int(_SHARE * device.memory_bytes) - request_bytes
+        found = next((num for num in (1, 2, 4, 8, 16, 32, 64) if weights // num <= room), None)
+        card = f"{device.name} of {format_bytes(int(device.memory_bytes))}"
+        return None if found is None else cls(found, card, weights)
+
+
+@dataclass(frozen=True, slots=True)
 class Beside:
     """The trace of a plan, and its runs beside the candidates."""
 
     trace: Trace
     has_states: bool
+    """True if the model has recurrent layers."""
     num_ranks: int
     sizes: tuple[PolicyResult, ...]
     """Rising; the last is in unlimited memory."""
     halves: tuple[tuple[PolicyResult, PolicyResult], ...]
     """Stock SGLang and alone."""
+    serving: Serving = SERVED
+    cards: Cards | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +127,8 @@ class Verdict:
         """The five lines; one where there is nothing to gain."""
         if not self.beside.has_states:
             return ("Would it help? No: the model has no recurrent layers, and its cache stays SGLang's own.",)
+        if self.beside.serving.why_not is not None:
+            return (f"Would it help? No: {self.beside.serving.why_not}.",)
         if not self.points:
             return ("Would it help? No: in this memory nothing fits.",)
         return (
@@ -128,7 +157,8 @@ class Verdict:
             for point in self.points
             if fewer(point.best, point.alone) >= LEAST_GAIN
         ]
-        return "; ".join((FLAG, *better)) + ("." if better else ", and nothing more.")
+        flag = " ".join(filter(None, (FLAG, self.beside.serving.flags)))
+        return "; ".join((flag, *better)) + ("." if better else ", and nothing more.")
 
     def _memory(self) -> str:
         runs = sorted((*(point.alone for point in self.points), *self.beside.sizes), key=lambda run: run.memory_bytes)
@@ -141,6 +171,12 @@ class Verdict:
         return f"{shown}; {most}: {format_bytes(enough.memory_bytes)} is enough."
 
     def _servers(self) -> str:
+        cards = self.beside.cards
+        if cards is not None and cards.num_cards > self.beside.num_ranks:
+            return (
+                f"One of {cards.num_cards} ranks or more: {format_bytes(cards.weight_bytes)} of weights (16 bits) do "
+                f"not fit fewer cards ({cards.card}); --tensor-parallel {cards.num_cards} plans for them."
+            )
         if self.layouts:
             return " ".join(self.layouts)
         if self.beside.num_ranks > 1:

@@ -108,10 +108,11 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
     record = line.make_record()
     record.enable_unified_memory = True
     joint, is_short_of_one = _answer_to(record, line, model, machine)
-    reason = next(split.against_choice(record), None) or next(iter(joint.reasons), None)
-    if reason is None:
+    refusal = next((reason.removeprefix(f"{_SGLANG}: ") for reason in joint.reasons), None)
+    divided = split.two_pools(line.make_record(), refusal)
+    if divided is None:
         return replace(joint, split=split.ONE_POOL), is_short_of_one
-    return replace(found, split=split.two_pools(reason)), is_short
+    return replace(found, split=divided), is_short
 
 
 def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, bool]:

@@ -22,6 +22,8 @@ from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.platforms.cuda import CudaSRTPlatform
 from sglang.srt.runtime_context import override_platform
 
+from marconi.engine.cpu_platform import RESOLVED_HERE
+from marconi.engine.touch import resolve
 from marconi.replay.memory import MemorySize, MemoryUnit
 
 _CAPABILITY: Final = (9, 0)
@@ -86,7 +88,9 @@ class Machine:
             logging.disable(logging.CRITICAL)
             stack.callback(_restore, before)
             stack.enter_context(patch.object(hub, "HF_HUB_OFFLINE", True))
-            if not self.is_cpu:
+            if self.is_cpu:
+                stack.enter_context(resolve(RESOLVED_HERE)())
+            else:
                 self._put_card(stack)
             yield
 

@@ -14,6 +14,7 @@ from marconi.model.huggingface import convolution, delta, linear, mamba
 from marconi.model.huggingface.config import Config, from_mapping, read
 from marconi.model.huggingface.transformer import transformer
 from marconi.model.profile import ModelProfile, profile_of
+from marconi.model.serving import BY_TYPE, SERVED
 
 __all__ = ["FAMILIES", "Config", "from_mapping", "profile", "read"]
 
@@ -92,6 +93,7 @@ def profile(config: Config, name: str, *, precision: Precision | None = None, te
         storage,
         num_embedding_parameters=0 if config.flag("tie_word_embeddings", default=False) else num_head,
         num_head_parameters=num_head,
+        serving=BY_TYPE.get(model_type, SERVED),
     )
 
 
