@@ -40,7 +40,6 @@ def test_an_answer_that_the_log_lacks_is_taken_from_the_next_messages_of_its_ses
 @pytest.mark.parametrize(
     ("later", "why"),
     [
-        ([USER, SAID, USER], "a longer answer was reasoning that the client dropped"),
         ([USER, USER], "the next message is no answer"),
         ([USER | {"content": "Another."}, SAID, USER], "another conversation"),
     ],

@@ -273,7 +273,9 @@ def make_plan(
         for index, num_bytes in enumerate(memories_bytes)
     )
     pairs = tuple((stock, ours) for stock, ours in of_halves)
-    return Plan(report, advice, Beside(inputs.trace, inputs.has_states, num_ranks, of_sizes, pairs), host_bytes)
+    return Plan(
+        report, advice, Beside(inputs.trace, inputs.has_states, num_ranks, of_sizes, pairs, inputs.remarks), host_bytes
+    )
 
 
 def _of_half(memory_bytes: int, host_bytes: int) -> tuple[Task, Task]:
