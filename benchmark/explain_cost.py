@@ -4,17 +4,17 @@ Requests of agents are served one after the other from the cache of a server, in
 them would take, with prompts of some 10,000 to 60,000 tokens. Timed is all that a request pays for its explanation:
 that `HybridCache.begin` asks `Misses.explain` and notes the misses to be counted (`Counters.missed`), and that the
 server remembers the request for whoever asks (`Explanations.note`). Every 256 requests, one of them pays for counting
-all of them and adding up their seconds (`max`). Three rows:
+all of them and adding up their seconds (`max`). Two rows:
 
     one name space           all requests share prefixes
-    after a flush            the same requests again, once the cache that served them was flushed: all were known to it
     two name spaces          every second session is in another name space
 
 Beside them, paid by few: `eviction` is what an eviction takes to note why a state is gone and what was kept instead, so
 as often as states are evicted; `answer` is the explanation as JSON for a request that asks.
 
-With `--whole` a whole request is timed instead, match to end, by three servers in turn, of which two do not explain:
-`--marconi-explain on`, `off`, and `off` once more. What the two that do the same differ by is noise.
+With `--whole` a whole request is timed instead, match to end, by four servers in turn: `--marconi-explain on`, which
+also notes each request and records its steps as the engine does (`engine/moments.py`); the same without the steps; and
+two under `off`, which do none of this. What the two that do the same differ by is noise.
 
 Everything is served `NUM_RUNS` times, in the same order and with the same answers, and each time that is shown is the
 median over the runs: a machine that interrupts the thread for something else does so elsewhere in each of them.
@@ -58,8 +58,9 @@ from marconi.tree.node import ID_BYTES
 
 MAX_US = 30.0
 NUM_RUNS = 5
-REQUEST_ROWS = ("one name space", "after a flush", "two name spaces")
-WHOLE_ROWS = ("on", "off", "off again")
+REQUEST_ROWS = ("one name space", "two name spaces")
+WHOLE_ROWS = ("on", "on, no steps", "off", "off again")
+_NUM_ON = 2
 _WORKLOAD, _MODEL = "agent-append", "qwen3-next-80b-a3b"
 _PERCENTS = (50, 95, 99)
 _P = ParamSpec("_P")
@@ -128,6 +129,20 @@ class Server:
         with mock.patch.object(Counters, "missed", self.requests.timed(Counters.missed)):
             return sum(map(self.cache.serve, requests))
 
+    def explain(self, *, records_steps: bool) -> None:
+        """From now on note each request that begins, and record its steps, as the engine does."""
+        begin = self.cache.hybrid.begin
+
+        def begun(lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
+            explanation = begin(lease, now_s, grid_tokens)
+            assert explanation is not None
+            self._note(lease, explanation, now_s)
+            if records_steps:
+                self._steps(lease)
+            return explanation
+
+        self.cache.hybrid.begin = begun  # type: ignore[method-assign]
+
     def _note(self, lease: Lease, explanation: Explanation, now_s: float) -> Explained:
         trail = Trail(lease.request.namespace, lease.match.checkpoint)
         explained = Explained("d8f0c1d5e6b34f5b9d3f", now_s, explanation, trail, None)
@@ -170,8 +185,11 @@ def _inputs(num_sessions: int, share: float) -> tuple[ReplayInputs, Callable[[],
 def whole(num_sessions: int, share: float) -> dict[str, list[float]]:
     """Microseconds of each whole request, by `--marconi-explain`."""
     inputs, cache = _inputs(num_sessions, share)
-    caches = {name: cache() for name in WHOLE_ROWS}
-    for name in WHOLE_ROWS[1:]:
+    servers = {name: Server(cache(), inputs.costs) for name in WHOLE_ROWS}
+    for name in WHOLE_ROWS[:_NUM_ON]:
+        servers[name].explain(records_steps=name == WHOLE_ROWS[0])
+    caches = {name: server.cache for name, server in servers.items()}
+    for name in WHOLE_ROWS[_NUM_ON:]:
         caches[name].hybrid.misses = None
     us_of_row: dict[str, list[float]] = {name: [] for name in WHOLE_ROWS}
     for number, request in enumerate(inputs.trace.requests):
@@ -193,17 +211,15 @@ def measured(num_sessions: int, share: float) -> Measured:
     def server() -> Server:
         return Server(cache(), inputs.costs)
 
-    first, second, third, evictions = server(), server(), server(), Timer()
+    first, second, evictions = server(), server(), Timer()
     timed = evictions.timed(kept_instead, is_entry=True)
     with mock.patch("marconi.policy.hybrid_cache.kept_instead", timed):
         num_hit_tokens = first.serve(trace.requests)
     num_prompt_tokens = sum(request.num_prompt_tokens for request in trace.requests)
     num_missed_tokens = sum(first.cache.counters.num_missed_tokens.values())
     assert num_hit_tokens + num_missed_tokens == num_prompt_tokens, "every token is cached or missed for one cause"
-    second.cache.hybrid.succeed(first.cache.hybrid)
-    second.serve(trace.requests)
-    third.serve([replace(request, namespace=request.session % 2) for request in trace.requests])
-    timers = (first.requests, second.requests, third.requests, evictions, first.answers)
+    second.serve([replace(request, namespace=request.session % 2) for request in trace.requests])
+    timers = (first.requests, second.requests, evictions, first.answers)
     names = (*REQUEST_ROWS, "eviction", "answer")
     us_of_row = {name: [1e6 * each for each in timer.took_s] for name, timer in zip(names, timers, strict=True)}
     return Measured(us_of_row, num_prompt_tokens, num_missed_tokens)

@@ -3,14 +3,15 @@
 Prompts share prefixes, fork, repeat and go on, in several name spaces; they are prefilled in chunks, aborted in every
 phase, retracted when KV runs out, and the cache is flushed now and then (`rig.soak`). Pools hold two or
 three of them. Every few steps all memory is accounted for, index by index, and the tree checked; every forward pass
-reads what it should. With `--host-ratio` a host tier is below, whose copies arrive late and in any order
-(`rig/late_copies.py`). What is lost ends the run with the seed and the step, and exit status 1. With `--ranks` as many
-ranks share the cache in lockstep, each with clocks of its own: the first step after which two differ ends the run.
+reads what it should, and nothing holds a request that has ended. With `--host-ratio` a host tier is below, whose copies
+arrive late and in any order (`rig/late_copies.py`). What is lost ends the run with the seed and the step, and exit
+status 1. With `--ranks` as many ranks share the cache in lockstep, each with clocks of its own: the first step after
+which two differ ends the run.
 
     python benchmark/host_soak.py [--num-requests N] [--seed N] [--backend {stock,marconi}] [--eviction NAME]
                                   [--admission NAME] [--strategy extra_buffer|no_buffer] [--page N]
-                                  [--memory two-pools|one-pool] [--host-ratio RATIO] [--ranks N] [--events]
-                                  [--check-every STEPS] [--json FILE]
+                                  [--kv-tokens N] [--memory two-pools|one-pool] [--host-ratio RATIO] [--ranks N]
+                                  [--events] [--check-every STEPS] [--json FILE]
 """
 
 import argparse
@@ -56,6 +57,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--admission", choices=ADMISSIONS, default=JUDICIOUS)
     made.add_argument("--strategy", choices=[*Strategy], default=Strategy.EXTRA_BUFFER, help="default: extra_buffer")
     made.add_argument("--page", type=int, default=1, metavar="N", help="tokens in a page (default: 1)")
+    made.add_argument(
+        "--kv-tokens", type=int, default=480, metavar="N", help="a request takes at most 5/8 of them (default: 480)"
+    )
     made.add_argument("--memory", choices=[*Division], default=Division.TWO_POOLS, help="default: two-pools")
     made.add_argument("--host-ratio", type=float, default=0.0, metavar="RATIO", help="host over device (default: none)")
     made.add_argument("--ranks", type=int, default=1, metavar="N", help="that share the cache (default: 1)")
@@ -73,10 +77,8 @@ def build(args: argparse.Namespace) -> Soak | Ranks:
         raise ValueError(f"--page must be 1 or more, got {args.page}")
     plan = SoakPlan(args.num_requests, args.seed, args.check_every)
     memory = Division(args.memory)
-    host, clock = (
-        soak_pools(Strategy(args.strategy), args.page, memory=memory, host_ratio=args.host_ratio),
-        TraceClock(),
-    )
+    strategy, clock = Strategy(args.strategy), TraceClock()
+    host = soak_pools(strategy, args.page, num_kv_tokens=args.kv_tokens, memory=memory, host_ratio=args.host_ratio)
     costs = COSTS if memory is Division.TWO_POOLS else JOINT_COSTS
     if args.backend == "stock":
         if args.events:

@@ -5,13 +5,14 @@ prefixes) and `mooncake` (a trace's blocks, from a file: its first 8 blocks a re
 so that a small model can serve it). One server after the other on
 the same model, the cache flushed before each workload; figures of one run on one machine, to be read as ratios.
 
-With `--rounds` both servers start at once and take turns, and the medians of the rounds count: for a card with memory
-for two (`-- --mem-fraction-static 0.4`). Each workload's figures are printed as it ends, for a run that does not. With
-`--large` the model has the layers of one of some four billion parameters (`LARGE`), whose weights SGLang draws: for a
-card, whose times a small model does not show.
+With `--rounds` both servers start at once and take turns, and the medians of the rounds count. With `--large` the model
+has the layers of one of some four billion parameters (`LARGE`), whose weights SGLang draws: for a card, whose times a
+small model does not show. There one server follows the other and is asked everything once more, uncounted, before its
+rounds: two that start at once take each other's memory, and SGLang compiles as it serves. Each workload's figures are
+printed as it ends, for a run that does not.
 
-    python benchmark/serving.py [--model-path DIR_OR_NAME | --large] [--mooncake FILE] [--num-prompts N] [--rounds N]
-        [-- SERVER_ARGS]
+    python benchmark/serving.py [--model-path DIR_OR_NAME | --large] [--mooncake FILE] [--num-prompts N] [--rate N]
+        [--rounds N] [-- SERVER_ARGS]
 """
 
 import argparse
@@ -93,7 +94,11 @@ class Figures:
             num_prompt_tokens=result["cache_report"]["total_prompt_tokens"],
             num_cached_tokens=result["cache_report"]["total_cached_tokens"],
             requests_per_s=result["request_throughput"],
-            ttft_ms={"p50": result["median_ttft_ms"], "mean": result["mean_ttft_ms"], "p99": result["p99_ttft_ms"]},
+            ttft_ms={
+                "p50": result["median_ttft_ms"],
+                "mean": result["mean_ttft_ms"],
+                **{each: result[f"{each}_ttft_ms"] for each in ("p95", "p99")},
+            },
         )
 
     @classmethod
@@ -113,19 +118,23 @@ class Figures:
         return f"{self.num_cached_tokens / self.num_prompt_tokens:.1%}"
 
     def __str__(self) -> str:
-        first = f"first token after {self.ttft_ms['p50']:.0f} ms"
-        return f"{self.cached} cached, {first} (median), {self.requests_per_s:.2f} requests a second"
+        first = f"first token after {self.ttft_ms['p50']:.0f} ms (median) and {self.ttft_ms['p95']:.0f} (P95)"
+        return f"{self.cached} cached, {first}, {self.requests_per_s:.2f} requests a second"
 
     def to_json(self) -> dict[str, Any]:
         """The figures as the result file holds them."""
         return {field: getattr(self, field) for field in self.__slots__}
 
 
-def workloads(num_prompts: int, mooncake: Path, num_mooncake: int, times: int = 1) -> tuple[Workload, ...]:
+def workloads(
+    num_prompts: int, mooncake: Path, num_mooncake: int, times: int = 1, rate: float | None = None
+) -> tuple[Workload, ...]:
     """The three workloads, each of about `num_prompts` requests; the trace `mooncake` holds `num_mooncake`.
 
-    Prompts of the first two are `times` as long as the small model has them.
+    Prompts of the first two are `times` as long as the small model has them, and `rate` of them arrive a second, at
+    random times; None sends all at once.
     """
+    arrivals = () if rate is None else ("--request-rate", f"{rate:g}")
     groups = max(1, num_prompts // 8)
     return (
         Workload(
@@ -134,7 +143,7 @@ def workloads(num_prompts: int, mooncake: Path, num_mooncake: int, times: int = 
             (
                 *("--num-prompts", str(num_prompts), "--random-input-len", str(512 * times)),
                 *("--random-output-len", "16"),
-                *("--random-range-ratio", "0.5"),
+                *("--random-range-ratio", "0.5", *arrivals),
             ),
         ),
         Workload(
@@ -143,7 +152,7 @@ def workloads(num_prompts: int, mooncake: Path, num_mooncake: int, times: int = 
             (
                 *("--gsp-num-groups", str(groups), "--gsp-prompts-per-group", "8"),
                 *("--gsp-system-prompt-len", str(512 * times), "--gsp-question-len", str(64 * times)),
-                *("--gsp-output-len", "16"),
+                *("--gsp-output-len", "16", *arrivals),
             ),
         ),
         Workload(
@@ -229,18 +238,18 @@ def table_of(results: dict[str, dict[str, Figures]], title: str) -> Table:
     """Both backends beside each other, a row a workload."""
     table = Table(title=title, caption="cached: share of prompt tokens; first: median time to first token", box=SIMPLE)
     table.add_column("workload", no_wrap=True)
-    for figure in ("cached", "first, ms"):
+    for figure in ("cached", "first, ms", "P95, ms"):
         for backend in BACKEND_ARGS:
             table.add_column(f"{figure}\n{backend}", justify="right", no_wrap=True)
-    for ratio in ("first", "req/s"):
+    for ratio in ("first", "P95", "req/s"):
         table.add_column(f"ratio\n{ratio}", justify="right", no_wrap=True)
     for name, by_backend in results.items():
         stock, marconi = by_backend[STOCK], by_backend[MARCONI]
         table.add_row(
             f"{stock.num_completed} {name.removeprefix('generated-')}",
             *(figures.cached for figures in (stock, marconi)),
-            *(f"{figures.ttft_ms['p50']:.0f}" for figures in (stock, marconi)),
-            f"{marconi.ttft_ms['p50'] / stock.ttft_ms['p50']:.2f}",
+            *(f"{figures.ttft_ms[each]:.0f}" for each in ("p50", "p95") for figures in (stock, marconi)),
+            *(f"{marconi.ttft_ms[each] / stock.ttft_ms[each]:.2f}" for each in ("p50", "p95")),
             f"{marconi.requests_per_s / stock.requests_per_s:.2f}",
         )
     return table
@@ -261,7 +270,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str, Figur
     with scratch_folder() as scratch:
         trace = scratch / "mooncake.jsonl"
         num_mooncake = write_trace(args.mooncake, trace, args.num_prompts)
-        all_workloads = workloads(args.num_prompts, trace, num_mooncake, LONGER if args.large else 1)
+        all_workloads = workloads(args.num_prompts, trace, num_mooncake, LONGER if args.large else 1, args.rate)
         model_path = args.model_path or str(scratch / ("large-gdn" if args.large else "tiny-gdn"))
         if args.model_path is None:
             write_model(Path(model_path), is_large=args.large)
@@ -280,17 +289,23 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str, Figur
                     server.wait_until_ready()
             return servers
 
-        def ask(backend: str, server: ServerProcess) -> None:
+        def ask(backend: str, server: ServerProcess, *, is_counted: bool = True) -> None:
             for workload in all_workloads:
                 with console.status(f"{backend}: {workload.name}"):
                     figures = run_workload(workload, server, scratch)
-                found.setdefault(workload.name, {}).setdefault(backend, []).append(figures)
-                console.print(f"{backend}: {workload.name}: {figures}", highlight=False, soft_wrap=True)
+                if is_counted:
+                    found.setdefault(workload.name, {}).setdefault(backend, []).append(figures)
+                counted = "" if is_counted else " (not counted)"
+                console.print(f"{backend}: {workload.name}: {figures}{counted}", highlight=False, soft_wrap=True)
 
-        if args.rounds is None:
+        if args.large or args.rounds is None:
             for backend in BACKEND_ARGS:
                 with ExitStack() as running:
-                    ask(backend, start(running, backend)[backend])
+                    server = start(running, backend)[backend]
+                    if args.large:
+                        ask(backend, server, is_counted=False)
+                    for _ in range(args.rounds or 1):
+                        ask(backend, server)
         else:
             with ExitStack() as running:
                 servers = start(running, *BACKEND_ARGS)
@@ -308,6 +323,7 @@ def to_json(args: argparse.Namespace, results: dict[str, dict[str, Figures]]) ->
     return {
         "model": args.model_path or ("large-gdn" if args.large else "tiny-gdn"),
         "rounds": args.rounds or 1,
+        "requests_per_s": args.rate,
         "device": device_name(),
         "machine": platform.machine(),
         "mooncake": args.mooncake.name if args.mooncake else "made-up sessions",
@@ -328,12 +344,15 @@ def main() -> int:
     model.add_argument("--large", action="store_true", help="a large model's layers, with random weights")
     parser.add_argument("--mooncake", type=Path, metavar="FILE", help="a Mooncake trace; default: made-up sessions")
     parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="of each workload (default: 32)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="with both servers running (default: one, one server)")
+    parser.add_argument("--rate", type=float, metavar="N", help="arrivals a second (default: all at once)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of each server, by turns (default: one, one server)")
     parser.add_argument("--json", type=Path, default=RESULTS / "serving.json", metavar="FILE")
     parser.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="for both servers")
     args = parser.parse_args()
     if args.num_prompts < 1:
         parser.error(f"--num-prompts {args.num_prompts}: give 1 or more")
+    if args.rate is not None and not 0 < args.rate < float("inf"):
+        parser.error(f"--rate must be above 0, got {args.rate:g}")
     if args.rounds is not None and args.rounds < 1:
         parser.error(f"--rounds must be 1 or more, got {args.rounds}")
     interrupt_when_terminated()

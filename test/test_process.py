@@ -63,6 +63,19 @@ def test_it_ends_when_its_owner_lets_go(tmp_path: Path) -> None:
         assert guard.wait(30) != 0
 
 
+def test_it_ends_when_its_owner_cannot_be_heard(tmp_path: Path) -> None:
+    """Standard input that is only for writing: the watch fails, and nobody else would end the server."""
+    unreadable = os.open(tmp_path / "input", os.O_WRONLY | os.O_CREAT)
+    command = [*GUARD, sys.executable, "-c", SERVER, str(tmp_path / "pid")]
+    guard = subprocess.Popen(command, stdin=unreadable, stdout=subprocess.DEVNULL)
+    os.close(unreadable)
+    try:
+        assert guard.wait(10) == -signal.SIGKILL
+    finally:
+        guard.kill()
+        guard.wait()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_it_ends_with_its_guard(tmp_path: Path, number: signal.Signals) -> None:
     with guarded(tmp_path) as (guard, server):

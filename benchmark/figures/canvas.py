@@ -27,7 +27,8 @@ _SYSTEMS: Final = (
     *("Belady (hindsight)", "Marconi, alpha 50"),
 )
 _COLOUR_OF: Final = MappingProxyType(
-    dict(zip(_SYSTEMS, _COLOURS, strict=False)) | {"Marconi, best fixed alpha": _COLOURS[5]}
+    dict(zip(_SYSTEMS, _COLOURS, strict=False))
+    | {"Marconi, best fixed alpha": _COLOURS[5], "Marconi, tuned": _COLOURS[7]}
 )
 """The same in every figure; no figure has both of a fixed alpha."""
 _LEGEND_CHARACTERS: Final = 100

@@ -37,7 +37,7 @@ class Varied(Figure):
 
     values: ClassVar[tuple[Any, ...]]
     axis: ClassVar[str]
-    systems: ClassVar[tuple[str, ...]] = ("vllm+", "lru-joint", "marconi", "static")
+    systems: ClassVar[tuple[str, ...]] = ("vllm+", "lru-joint", "marconi", "marconi-tuned", "static")
 
     @abstractmethod
     def cell(self, scale: Scale, value: Any, policy: str, seed: int) -> Cell:
@@ -133,7 +133,7 @@ class Contention(Varied):
     shows = f"Token hit rate by cache size: {_TRACES}, 1 session a second, 5 s of response time."
     axis = "cache, GB"
     values = (20, 40, 60, 80, 100, 140)
-    systems = ("lru-joint", "marconi", "static", "best", "belady")
+    systems = ("lru-joint", "marconi", "marconi-tuned", "static", "best", "belady")
 
     def cell(self, scale: Scale, value: Any, policy: str, seed: int) -> Cell:
         """Memory varies."""
@@ -169,7 +169,9 @@ class Contention(Varied):
 
 
 _COMPOSITIONS: Final = {"1:2": (12, 24, 28), "1:4": (6, 24, 28), "1:8": (3, 24, 28), "Transformer": (32, 0, 32)}
-_TRANSFORMER: Final = dict.fromkeys(("lru-joint", "marconi", *policies_of("static")), "lru-joint@every-block:32")
+_TRANSFORMER: Final = dict.fromkeys(
+    ("lru-joint", "marconi", "marconi-tuned", *policies_of("static")), "lru-joint@every-block:32"
+)
 """A Transformer's KV can be cut anywhere, so all systems keep every block; and evict by LRU, as the paper has it."""
 
 
@@ -267,7 +269,7 @@ class SessionRate(Varied):
     shows = f"Token hit rate by sessions a second: {_TRACES}, 5 s of response time, {_MEMORY_GB} GB."
     axis = "sessions a second"
     values = (0.5, 1.0, 2.0)
-    systems = ("lru-joint", "marconi", "static")
+    systems = ("lru-joint", "marconi", "marconi-tuned", "static")
     varied: ClassVar[str] = "rate of sessions"
     paper_rates: ClassVar[str] = "48.7 % to 43.0 % from 0.5 to 2 a second"
 

@@ -33,7 +33,8 @@ What to know before comparing
   how large the gains on agents are here is no independent evidence for the paper's.
 - Marconi is `marconi`: the paper's rule with a fixed alpha and a benefit that ages, in place of an alpha that is tuned
   while serving ([why](../policies.md#marconi)). "Marconi, best fixed alpha" is the paper's own form with the best of
-  alpha 0, 10, 50 and 200 in hindsight, setting by setting: what tuning would give with a perfect choice.
+  alpha 0, 10, 50 and 200 in hindsight, setting by setting: what tuning would give with a perfect choice. "Marconi,
+  tuned", where a figure has it, is `marconi-tuned`: the paper's own tuning, to the letter.
 - Model: Marconi's 7B hybrid (4 attention, 24 SSM, 28 MLP layers, half precision). Times are those of this project's
   cost model for Jamba-1.5-Mini (state width 128) on four A100-40GB, and for Vicuna-7B on one A100; nothing was run on
   them.

@@ -29,6 +29,7 @@ LABELS: Final = MappingProxyType(
         "vllm+": "vLLM+",
         "lru-joint": "SGLang+",
         "marconi": "Marconi",
+        "marconi-tuned": "Marconi, tuned",
         "static": "Marconi, best fixed alpha",
         "best": "best (this project)",
         "belady": "Belady (hindsight)",

@@ -1,4 +1,4 @@
-"""Figures 7, 8 and 9: three systems over many settings, from the same replays.
+"""Figures 7, 8 and 9: systems over many settings, from the same replays.
 
 A setting is a workload, a rate of sessions, a response time and an amount of memory; each is replayed with each system.
 Figure 7 compares token hit rates, figure 8 those of Marconi and SGLang+ alone, figure 9 the tail of the time to first
@@ -28,8 +28,8 @@ from .setups import (
     session_scene,
 )
 
-SYSTEMS: Final = ("vllm+", "lru-joint", "marconi", "best")
-_OVER_LRU: Final = ("lru-joint", "marconi", "static", "best")
+SYSTEMS: Final = ("vllm+", "lru-joint", "marconi", "marconi-tuned", "best")
+_OVER_LRU: Final = ("lru-joint", "marconi", "marconi-tuned", "static", "best")
 _GROUPS: Final = tuple(f"{name}\n{paper}".replace(", ", "\n") for name, paper in STANDS_FOR.items())
 _SETTINGS: Final = (
     "36 settings a workload: 0.5, 1 and 2 sessions a second, 5, 7.5 and 10 s of response time, four amounts of memory"

@@ -226,8 +226,10 @@ def guard(command: Sequence[str], pid_fd: int) -> int:
 
 
 def _watch(group: int) -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
+    # An error is an end, too: nobody else would kill the server with its owner.
+    with contextlib.suppress(OSError):
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
     _kill(group)
 
 

@@ -102,6 +102,10 @@ class Spans:
         """The vectors that a kernel reads: `sequences`, `chunks`, `starts`, `ends` and `slots`."""
         return self.sequences, self.chunks, self.starts, self.ends, self.slots
 
+    def rows(self) -> list[tuple[int, ...]]:
+        """List the columns of each span as numbers of the host: `sequence`, `chunk`, `start`, `end` and `slot`."""
+        return [*zip(*(column.tolist() for column in self.columns), strict=True)]
+
     def tokens(self) -> tuple[Tensor, Tensor]:
         """List the tokens of each span, (num_checkpoints, max_tokens) int64, 0 behind its end, and which are tokens."""
         tokens = self.starts[:, None] + torch.arange(self.max_tokens, device=self.starts.device)

@@ -59,13 +59,12 @@ class LfuTwin:
 
 
 class S3FifoTwin:
-    """The paper's Algorithm 1 on lists whose first element is the head (newest) and last the tail (oldest)."""
+    """The static form on lists whose first element is the newest and last the oldest."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
         tenths, rest = divmod(capacity, 10)
         # Half to even, without round().
-        self.small_size = tenths + (rest > 5 or (rest == 5 and tenths % 2 == 1))
+        self.small_size = max(tenths + (rest > 5 or (rest == 5 and tenths % 2 == 1)), 1)
         self.main_size = capacity - self.small_size
         self.s: list[list[int]] = []
         self.m: list[list[int]] = []
@@ -79,39 +78,29 @@ class S3FifoTwin:
             if entry[0] == block:
                 entry[1] = min(entry[1] + 1, 3)
                 return
-        was_ghost = block in self.g
-        self.g = [ghost for ghost in self.g if ghost != block]
-        while len(self.s) + len(self.m) == self.capacity:
-            if self.s and len(self.s) >= self.small_size:
-                self.evict_s()
+        if block in self.g:
+            self.g = [ghost for ghost in self.g if ghost != block]
+            self.admit_m([block, 0])
+            return
+        while len(self.s) == self.small_size:
+            oldest = self.s[-1]
+            self.s = self.s[:-1]
+            if oldest[1] > 0:
+                self.admit_m(oldest)
             else:
-                self.evict_m()
-        if was_ghost:
-            self.m.insert(0, [block, 0])
-        else:
-            self.s.insert(0, [block, 0])
+                self.bury(oldest[0])
+        self.s = [[block, 0], *self.s]
 
-    def evict_s(self) -> None:
-        evicted = False
-        while not evicted and self.s:
-            tail = self.s[-1]
-            if tail[1] > 1:
-                self.m.insert(0, tail)
-                if len(self.m) > self.main_size:
-                    self.evict_m()
-            else:
-                self.g = [tail[0], *self.g][: self.main_size]
-                evicted = True
-            self.s.pop()
+    def admit_m(self, entry: list[int]) -> None:
+        while len(self.m) == self.main_size:
+            block, counter = self.m[-1]
+            self.m = [[block, counter - 1], *self.m[:-1]] if counter > 0 else self.m[:-1]
+            if counter == 0:
+                self.bury(block)
+        self.m = [entry, *self.m]
 
-    def evict_m(self) -> None:
-        evicted = False
-        while not evicted and self.m:
-            tail = self.m.pop()
-            if tail[1] > 0:
-                self.m.insert(0, [tail[0], tail[1] - 1])
-            else:
-                evicted = True
+    def bury(self, block: int) -> None:
+        self.g = [block, *self.g][: self.main_size]
 
 
 TWINS = {"lru-block": LruTwin, "lfu": LfuTwin, "s3fifo": S3FifoTwin}

@@ -17,9 +17,9 @@ def test_every_request_of_every_row_is_timed_and_every_token_accounted_for(tmp_p
         assert 0 < row["p50"] <= row["p99"]
 
 
-def test_a_whole_request_is_timed_with_explanations_and_twice_without(tmp_path: Path) -> None:
+def test_a_whole_request_is_timed_with_explanations_with_steps_or_none_and_twice_without_either(tmp_path: Path) -> None:
     path, script = tmp_path / "whole.json", load("explain_cost")
     assert script.main(["--whole", "--num-sessions", "2", "--memory", "0.5", "--json", str(path)]) == 0
     rows = json.loads(path.read_text())["microseconds"]
-    assert [*rows] == ["on", "off", "off again"]
+    assert [*rows] == ["on", "on, no steps", "off", "off again"]
     assert len({row["num"] for row in rows.values()}) == 1

@@ -296,6 +296,14 @@ def test_the_best_fixed_alpha_is_the_best_at_each_point(
         assert best == pytest.approx(max(rates), abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["10a", "10b", "11", "12a", "12b", "13a", "13b", "7", "8", "9"])
+def test_every_figure_with_marconi_has_the_papers_own_tuning_beside_it(
+    name: str, numbers: dict[str, dict[str, Any]]
+) -> None:
+    shown = json.dumps(numbers[name])
+    assert shown.count('"Marconi, tuned"') == shown.count('"Marconi"') > 0
+
+
 def test_agents_meet_the_hit_rates_they_are_calibrated_to() -> None:
     """What the published artifact's LRU hits with 100 sessions at 1 a second: 26.9 % at 40 GB, 82.2 % at 100 GB."""
     scene = session_scene("agent-append", 1.0, 5.0, 100, 0)

@@ -54,8 +54,8 @@ def test_the_median_of_rounds_is_that_of_each_figure(serving: ModuleType) -> Non
 
 
 def test_figures_are_printed_as_they_are_measured(serving: ModuleType) -> None:
-    figures = serving.Figures(8, 200, 33, 2.5, {"p50": 71.6, "mean": 80.0})
-    assert str(figures) == "16.5% cached, first token after 72 ms (median), 2.50 requests a second"
+    figures = serving.Figures(8, 200, 33, 2.5, {"p50": 71.6, "mean": 80.0, "p95": 90.2})
+    assert str(figures) == "16.5% cached, first token after 72 ms (median) and 90 (P95), 2.50 requests a second"
 
 
 def test_a_large_model_has_a_tokenizer_and_no_weights(serving: ModuleType, tmp_path: Path) -> None:

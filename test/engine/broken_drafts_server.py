@@ -11,21 +11,29 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import breaking
 import torch
 
 from marconi.engine import speculation
 
-SCATTER, FAULT = speculation._scatter, os.environ["FAULT"]
+SCATTER, SOURCE_OF, FAULT = speculation._scatter, speculation.EndStateSource.of, os.environ["FAULT"]
 
 
 def scatter(pool: Any, slots: torch.Tensor, nodes: torch.Tensor, rows: torch.Tensor) -> None:
     last = pool.get_speculative_mamba2_params_all_layers().intermediate_ssm.shape[2] - 1
     wrong = (nodes + 1).clamp(max=last) if FAULT == "too-far" else torch.full_like(nodes, last)
-    SCATTER(pool, slots, torch.where(nodes >= 0, wrong, nodes), rows)
+    wrong = torch.where(nodes >= 0, wrong, nodes)
+    breaking.tell(int((wrong != nodes).sum()))
+    SCATTER(pool, slots, wrong, rows)
+
+
+def working(cls: Any, *given: Any) -> Any:
+    breaking.tell(int(SOURCE_OF(*given) is not cls.WORKING))
+    return cls.WORKING
 
 
 if FAULT == "late":
-    speculation.EndStateSource.of = classmethod(lambda cls, *_: cls.WORKING)  # type: ignore[method-assign, assignment]
+    speculation.EndStateSource.of = classmethod(working)  # type: ignore[method-assign, assignment]
 else:
     speculation._scatter = scatter
 if os.environ.get("OVERLAP"):

@@ -23,6 +23,7 @@ from marconi.engine import flags
 from marconi.engine.cpu_platform import has_accelerator
 from marconi.process import LAUNCH
 
+from .breaking import require_broken
 from .preloaded import preloaded
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, NO_BUFFER
@@ -173,6 +174,8 @@ def server(
     log_path = tmp_path_factory.mktemp("server") / "log"
     with request.param.process(models, log_path, entry_point=entry_point) as running:
         yield running
+        if is_broken:
+            require_broken(log_path)
 
 
 @pytest.fixture

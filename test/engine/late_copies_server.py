@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import breaking
 from sglang.srt.managers.cache_controller import LayerDoneCounter
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.l2_transfer import L2TransferEngine, TransferCompletion
@@ -51,6 +52,10 @@ class Late:
         self._num_asked += 1
         if self._num_asked >= NUM_ASKED and self not in unlocked:
             self.synchronize()
+        return self.has_run
+
+    @property
+    def has_run(self) -> bool:
         return self._run is None
 
     def synchronize(self) -> None:
@@ -77,7 +82,9 @@ def late_to_host(engine: Any, transfers: Any) -> TransferCompletion:
 def late_to_device(engine: Any, transfers: Any, **options: Any) -> TransferCompletion:
     options["start_event"] = None
     if has("undrafted"):
-        transfers = [each for each in transfers if not each.is_draft]
+        without = [each for each in transfers if not each.is_draft]
+        breaking.tell(len(transfers) - len(without))
+        transfers = without
     waiting.append(Late(lambda: to_device(engine, transfers, **options)))
     return TransferCompletion(None, waiting[-1], False)
 
@@ -88,9 +95,11 @@ track = TieredRadixCache._track_write_through_node
 
 
 def wait(counter: Any, layer: int) -> None:
-    if not has("unwaited"):
-        while waiting:
-            waiting.pop().synchronize()
+    if has("unwaited"):
+        breaking.tell(sum(not each.has_run for each in waiting))
+        waiting.clear()
+    while waiting:
+        waiting.pop().synchronize()
     wait_until(counter, layer)
 
 
@@ -107,6 +116,7 @@ def overwrite_on_device(cache: Any) -> None:
         for late, copied in list(unlocked.items()):
             if copied & set(slots.tolist()):
                 del unlocked[late]
+                breaking.tell(int(not late.has_run))
                 late.synchronize()
     give_back(cache)
 
@@ -136,6 +146,7 @@ def overwrite_on_host(pools: Any, indices: Any, *, pool: Any = None) -> int:
 def finish_and_reuse(core: Any, node_ids: Any, ack_id: int) -> None:
     finish(core, node_ids, ack_id)
     for node_id in node_ids if has("reused") else ():
+        breaking.tell(1)
         overwrite_on_host(core.rows._pools, core.rows.states[core._nodes[node_id]], pool=PoolName.MAMBA)
 
 

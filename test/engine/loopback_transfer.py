@@ -16,6 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import breaking
 import numpy as np
 from numpy.typing import NDArray
 from sglang.srt.disaggregation.base.conn import KVPoll
@@ -156,6 +157,8 @@ class MooncakeKVManager(CommonKVManager):
                 for name, indices in enumerate(state_indices or ()):
                     if indices is not None:
                         source = np.asarray(indices) + IS_BROKEN
+                        buffers = self.buffers[str(name)]
+                        breaking.tell(int(any((each.items[source] != each.items[indices]).any() for each in buffers)))
                         self._send(bootstrap_room, destination, str(name), source, destination.indices[str(name)])
                 self._send(bootstrap_room, destination, AUX, [aux_index], destination.indices[AUX])
         if is_last_chunk:

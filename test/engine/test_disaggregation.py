@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from .breaking import require_broken
 from .client import generate, random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch, server_args
 from .disaggregated import SERVER, Pair, disaggregated
@@ -130,6 +131,8 @@ def test_negative_control_a_state_of_another_request_is_seen(
     with disaggregated(broken, models, preload, tmp_path) as pair:
         prompts = [random_tokens(32_000 + index, 40 + index) for index in range(8)]
         exchanges = [Exchange(tuple(prompt), generate(pair.url, prompt)) for prompt in prompts]
+        num_broken = require_broken(pair.prefill.log_path)
     found = references("gdn").divergences(exchanges)
-    record_property(NEGATIVE_CONTROL, f"{broken.name}, handed over: {len(found)} of 8 answers RED; first, {found[:1]}")
+    said = f"{len(found)} of 8 answers RED of {num_broken} others' states; first, {found[:1]}"
+    record_property(NEGATIVE_CONTROL, f"{broken.name}, handed over: {said}")
     assert found, "a server that hands another state over answered rightly: these tests cannot see one"

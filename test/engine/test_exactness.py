@@ -11,6 +11,7 @@ import pytest
 
 from marconi.demo.server_process import ServerProcess
 
+from .breaking import require_broken
 from .client import random_tokens
 from .conftest import BROKEN_STATE_SERVER, NEGATIVE_CONTROL, STANDARD, EntryPoint, Launch
 from .reference import Reference
@@ -92,10 +93,12 @@ def test_negative_control_a_broken_state_turns_the_scenarios_red(
                 red[scenario.name] = found
             elif any(exchange.completion.num_cached_tokens for exchange in exchanges):
                 blind.append(scenario.name)
+        num_broken = require_broken(server.log_path)
     example = next((f"{name}: {found[0]}" for name, found in red.items()), "none")
     record_property(
         NEGATIVE_CONTROL,
-        f"{broken.name}: {len(red)} of {len(asked)} scenarios RED ({', '.join(red)}); first, {example}",
+        f"{broken.name}: {len(red)} of {len(asked)} scenarios RED ({', '.join(red)}) of {num_broken} broken states; "
+        f"first, {example}",
     )
     assert red, "a server that breaks states answered rightly: the suite cannot see a broken state"
     assert not blind, f"these scenarios reused a broken state and did not notice: {blind}"

@@ -26,8 +26,7 @@ from marconi import cli
 from marconi.engine import flags
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.scheduler import HIT_KINDS
-from marconi.engine.stats import CacheStats
+from marconi.engine.stats import HIT_KINDS, CacheStats
 from marconi.engine.status import Use
 from marconi.events.address import TcpAddress
 from marconi.model.learned_latency import LearnedLatency

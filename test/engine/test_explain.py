@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
@@ -60,13 +61,14 @@ def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) ->
     assert causes(answer(server.url, prompt)) == {"last_token": 1}
     other = answer(server.url, [*prompt[:200], *random_tokens(501, 100)])
     assert causes(other) == {"no_state": 200 - other["cached_tokens"], "first_seen": 99, "last_token": 1}
-    assert "diverged at token 200, no state kept; 99: first seen; 1: last token" in other[EXPLAIN]["line"]
+    assert "diverged at token 200, no state kept; 99: first seen" in other[EXPLAIN]["line"]
     assert "diverged" not in other[EXPLAIN], "no tokens without --marconi-explain-text"
     salted = answer(server.url, [*prompt, *random_tokens(504, 20)], extra_key="another", rid="another")
     assert causes(salted) == {"first_seen": 319, "last_token": 1}, "a client learns nothing of others"
     (rank,) = httpx.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
     (listed,) = (each for each in rank["requests"] if each["rid"] == "another")
-    assert listed["line"] == "hit 0 of 320; 300: known in another name space; 19: first seen; 1: last token"
+    line = re.sub(r" since the flush [^;]+", "", listed["line"])
+    assert line == "hit 0 of 320; 300: known in another name space; 19: first seen; 1: last token"
     assert not any("diverged" in each for each in rank["requests"])
     asked = answer(server.url, random_tokens(502, 60), custom={KEY: [10, 20, 30, 40, 50]})
     assert causes(asked) == {"first_seen": 59, "last_token": 1}
@@ -76,11 +78,13 @@ def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) ->
     assert causes(beyond) == {"hint_over_limit": 10, "least_gain": 1, "first_seen": 29, "last_token": 1}
 
 
-def test_what_was_flushed_is_known_to_have_been_there(server: ServerProcess) -> None:
+def test_after_a_flush_what_is_first_seen_says_since_when(server: ServerProcess) -> None:
     prompt = random_tokens(510, 120)
     answer(server.url, prompt)
     assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
-    assert causes(answer(server.url, prompt)) == {"flushed": 119, "last_token": 1}
+    again = answer(server.url, prompt)
+    assert causes(again) == {"first_seen": 119, "last_token": 1}
+    assert "119: first seen since the flush" in again[EXPLAIN]["line"]
 
 
 def test_who_does_not_ask_is_told_nothing_and_nonsense_is_refused_in_a_line(server: ServerProcess) -> None:
@@ -175,7 +179,7 @@ def test_the_latest_requests_are_listed_newest_first_and_the_counts_add_up(serve
     assert [each["rid"] for each in rank["requests"][:3]] == rids[::-1]
     assert len(rank["requests"]) <= MAX_LATEST
     newest = rank["requests"][0]
-    assert newest["line"] == "hit 0 of 30; 29: first seen; 1: last token"
+    assert re.fullmatch(r"hit 0 of 30; 29: first seen( since the flush [^;]+)?; 1: last token", newest["line"])
     assert 0 <= newest["seconds_ago"] < 60
     (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     missed = {cause: num for cause, num in status["num_missed_tokens"].items() if cause != "uncached"}

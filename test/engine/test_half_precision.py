@@ -24,7 +24,8 @@ import torch
 from marconi.demo import tiny_model
 from marconi.demo.server_process import ServerProcess
 
-from .conftest import MARCONI, STRATEGY_ARGS, EntryPoint, server_args
+from .breaking import require_broken
+from .conftest import BROKEN_STATE_SERVER, MARCONI, STRATEGY_ARGS, EntryPoint, server_args
 from .exact_model import ExactModel
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, SCENARIOS, Exchange
 from .test_host_tier_server import ARGS as WITH_HOST_TIER
@@ -49,11 +50,10 @@ ON_A_GPU = (
 )
 """What needs no kernels but Triton's, but for a prefill that a case names."""
 SWITCH = "MARCONI_BREAK_STATES"
-"""The file that switches `switched_state_server.py`, whose import would break states here."""
+"""The file that switches `broken_state_server.py`, whose import would break states here."""
 RED_ANSWERS = "MARCONI_RED_ANSWERS"
 """The folder for what was asked where an answer was wrong."""
 WIDE = "gdn-wide"
-SWITCHED_STATE_SERVER = (str(Path(__file__).with_name("switched_state_server.py")),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def serving(
     args = (*case.args, *HALF, *(ON_A_GPU if torch.cuda.is_available() else ()))
     env = {SWITCH: str(folder / "broken")}
     server = ServerProcess(
-        paths[case.model], args, log_path=folder / "log", env=env, entry_point=preload(SWITCHED_STATE_SERVER)
+        paths[case.model], args, log_path=folder / "log", env=env, entry_point=preload(BROKEN_STATE_SERVER)
     )
     with server:
         yield Serving(case, server.url, folder / "broken", folder / "log")
@@ -218,5 +218,6 @@ def test_a_reused_state_answers_as_the_model_does(serving: Serving, exact: Exact
 def test_negative_control_a_broken_state_is_seen(serving: Serving, exact: ExactModel) -> None:
     with serving.with_broken_states():
         anew, reused = medians(asked(serving), exact.error)
+    require_broken(serving.log)
     assert anew <= MAX_MEDIAN_ERROR
     assert reused > 5 * MAX_MEDIAN_ERROR

@@ -1,6 +1,7 @@
 """Requests in flight together, under pressure, lose nothing; and what is lost, lent twice or misread is seen."""
 
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import torch
 
 from marconi.engine.policies import CHUNK_END, PolicyChoice
+from marconi.engine.scheduler import WaitingRequests
 from marconi.events.tree_log import TreeLog
+from marconi.policy.waiting import WaitingPrompts
 from rig.balance import check_balance
 from rig.clock import TraceClock
 from rig.contents import Contents, marks
@@ -112,6 +115,21 @@ def test_one_change_that_is_not_noted_is_seen() -> None:
         soak.run()
 
 
+def short(page_tokens: int) -> Soak:
+    """Prompts of 1 to 200 tokens, many of them shorter than a page."""
+    host, clock = soak_pools(EXTRA, page_tokens, num_kv_tokens=320), TraceClock()
+    return Soak(marconi(host, BEST, COSTS, clock), host, SoakPlan(NUM_REQUESTS, seed=1), clock)
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 64])
+def test_whoever_was_reported_come_is_reported_gone_however_short_its_prompt(page_tokens: int) -> None:
+    """A request that SGLang has ended, in whichever way, is held at no check (`Soak`)."""
+    soak = short(page_tokens)
+    soak.run()
+    assert soak.scheduler.outcomes[Outcome.ABORTED_WAITING] > 5
+    assert not soak.scheduler.cache.tree_core.hybrid.awaiting
+
+
 def test_the_same_plan_gives_the_same_run() -> None:
     runs = []
     for seed in (3, 3, 4):
@@ -138,6 +156,27 @@ def once(method: Callable[..., Any], instead: Callable[..., Any], after: int = 2
 
 def nothing(*_args: Any, **_kwargs: Any) -> None:
     """A call that is forgotten."""
+
+
+def add_if_indexed(prompts: WaitingPrompts, add: Callable[..., None], key: Any, request: Any) -> None:
+    if request.num_known_tokens:
+        add(prompts, key, request)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "instead", "message"),
+    [
+        (WaitingPrompts, "add", add_if_indexed, "in the index and not reported"),
+        (WaitingRequests, "ended", nothing, "held, though SGLang has ended them"),
+        (WaitingRequests, "aborted", nothing, "held, though SGLang has ended them"),
+    ],
+)
+def test_a_request_that_is_never_reported_gone_is_seen(
+    owner: Any, method: str, instead: Callable[..., None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, method, partialmethod(instead, getattr(owner, method)))
+    with pytest.raises(SoakFailure, match=message):
+        short(64).run()
 
 
 def once_for_a_slot(free: Callable[[torch.Tensor], None], instead: Callable[[torch.Tensor], None]) -> Any:
@@ -233,7 +272,7 @@ def keep_a_state_one_token_early(cache: Any) -> None:
 def share_between_tenants(cache: Any) -> None:
     look_up = cache.tree_core.look_up
 
-    def anywhere(key: Any) -> Any:
+    def anywhere(key: Any, _packed: Any) -> Any:
         key.extra_key = key.cache_salt = None
         return look_up(key)
 

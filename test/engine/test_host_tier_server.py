@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from .breaking import require_broken
 from .client import random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
 from .disaggregated import disaggregated
@@ -210,9 +211,12 @@ def test_negative_control_a_broken_tier_turns_answers_red(
 ) -> None:
     broken = broken_by(fault, launch)
     with broken.process(models, tmp_path / "log", entry_point=preload(LATE_COPIES)) as server:
-        red = references(launch.family).divergences(conversations(server.url))
+        exchanges = conversations(server.url)
+        num_broken = require_broken(server.log_path)
         num_loads = host_of(server.url)["num_loads"]
-    record_property(NEGATIVE_CONTROL, f"{broken.name}: {len(red)} answers RED of {num_loads} loads")
+    red = references(launch.family).divergences(exchanges)
+    said = f"{len(red)} answers RED of {num_broken} broken copies and {num_loads} loads"
+    record_property(NEGATIVE_CONTROL, f"{broken.name}: {said}")
     assert red
 
 
@@ -233,6 +237,7 @@ def test_a_draft_models_kv_is_loaded_too_and_changes_only_how_much_is_accepted(
             assert references(launch.family).divergences(conversations(server.url)) == []
             assert host_of(server.url)["num_loads"] >= 0.5 * NUM_CONVERSATIONS
             accepted.append(tokens_a_step(server.url))
+    require_broken(tmp_path / launch.name)
     assert accepted[0] > accepted[1], f"as many tokens a step without the draft's KV as with it: {accepted}"
 
 
@@ -305,7 +310,10 @@ def test_negative_control_a_prefill_server_that_does_not_wait_for_a_load_turns_a
 ) -> None:
     broken = broken_by("unwaited", prefilling(*PREFILLING[0]))
     with disaggregated(broken, models, preload, tmp_path, HOST) as pair:
-        red = references("gdn").divergences(conversations(pair.url))
+        exchanges = conversations(pair.url)
+        num_broken = require_broken(pair.prefill.log_path)
         num_loads = host_of(pair.prefill.url)["num_loads"]
-    record_property(NEGATIVE_CONTROL, f"{broken.name}: {len(red)} answers RED of {num_loads} loads")
+    red = references("gdn").divergences(exchanges)
+    said = f"{len(red)} answers RED of {num_broken} broken copies and {num_loads} loads"
+    record_property(NEGATIVE_CONTROL, f"{broken.name}: {said}")
     assert red

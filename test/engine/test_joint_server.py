@@ -9,8 +9,9 @@ import pytest
 from marconi.demo.server_process import ServerFailed, ServerProcess
 from marconi.process import LAUNCH
 
+from .breaking import require_broken
 from .client import generate, random_tokens
-from .conftest import CONSENSUS, MARCONI, TWO_RANKS, EntryPoint, Launch
+from .conftest import BROKEN_STATE_SERVER, CONSENSUS, MARCONI, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch
 from .reference import Reference
 from .scenarios import Exchange
 from .scrapes import OF_ONE_POOL, all_unanswered, scraped
@@ -27,16 +28,20 @@ LAUNCHES = (
 )
 
 
-def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
-    server: ServerProcess, references: Callable[[str], Reference]
-) -> None:
+def ask(url: str) -> list[Exchange]:
     """Repeats, extensions and branches of prompts of which the pool holds a few at a time."""
     prompts: list[list[int]] = []
     for seed in range(6):
         first = random_tokens(500 + seed, 420)
         prompts += [first, [*first, *random_tokens(600 + seed, 60)], [*first[:200], *random_tokens(700 + seed, 90)]]
         prompts += [[*first[:200], *random_tokens(800 + seed, 90)], first]
-    exchanges = [Exchange(tuple(prompt), generate(server.url, prompt)) for prompt in prompts]
+    return [Exchange(tuple(prompt), generate(url, prompt)) for prompt in prompts]
+
+
+def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
+    server: ServerProcess, references: Callable[[str], Reference]
+) -> None:
+    exchanges = ask(server.url)
     assert references("gdn").divergences(exchanges) == []
     hits = [exchange.completion.num_cached_tokens for exchange in exchanges]
     assert sum(hit > 0 for hit in hits) > 10
@@ -46,6 +51,24 @@ def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
     assert status["evictions"]["bytes"] > 10
     assert status["evictions"]["kv"] == status["evictions"]["states"] == 0
     assert not all_unanswered(scraped(server.url), OF_ONE_POOL.__contains__)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=lambda launch: launch.name)
+def test_negative_control_a_broken_state_is_seen(
+    launch: Launch,
+    preload: EntryPoint,
+    models: dict[str, Path],
+    references: Callable[[str], Reference],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    with launch.process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as broken:
+        exchanges = ask(broken.url)
+        num_broken = require_broken(broken.log_path)
+    found = references("gdn").divergences(exchanges)
+    said = f"{len(found)} of {len(exchanges)} answers RED of {num_broken} broken states; first, {found[:1]}"
+    record_property(NEGATIVE_CONTROL, f"{launch.name}, one pool: {said}")
+    assert found, "a server that breaks states answered rightly"
 
 
 def test_the_line_at_the_start_tells_of_one_pool(launch: Launch, server: ServerProcess) -> None:

@@ -15,6 +15,7 @@ from marconi.engine.policies import CHUNK_END, JUDICIOUS
 from marconi.engine.support import require_locked_states
 from marconi.engine.version import Refusal
 
+from .breaking import require_broken
 from .conftest import BROKEN_STATE_SERVER, STANDARD, EntryPoint, Launch
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, SCENARIOS, Scenario
@@ -54,6 +55,7 @@ def test_control_a_broken_state_is_seen(
 ) -> None:
     with lazy("gdn").process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as server:
         asked = [scenario.ask(server.url) for scenario in SCENARIOS[:4]]
+        require_broken(server.log_path)
     assert any(references("gdn").divergences(exchanges) for exchanges in asked)
 
 

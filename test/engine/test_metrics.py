@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ from marconi.engine import endpoint, hints, ranks
 from marconi.engine import metrics as module
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.explain import OFF
-from marconi.engine.flags import Flags
 from marconi.engine.idle import after_idle_metrics
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import PolicyChoice
@@ -215,9 +215,9 @@ def test_without_explanations_the_status_says_so_and_no_cause_is_exported(
     registry: prometheus_client.CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = TraceClock()
-    monkeypatch.setattr("rig.pools.Flags", partial(Flags, explain=False))
-    cache = marconi(SETTING.host, PolicyChoice(), COSTS, clock)
-    replay = HostReplay(cache, SETTING.host, 1, clock)
+    host = replace(SETTING.host, explains=False)
+    cache = marconi(host, PolicyChoice(), COSTS, clock)
+    replay = HostReplay(cache, host, 1, clock)
     *requests, last = agents(1, 3)
     for request in requests:
         replay.serve(request)

@@ -19,6 +19,7 @@ import pytest
 
 from marconi.demo.server_process import ServerProcess
 
+from .breaking import require_broken
 from .client import random_tokens
 from .conftest import MARCONI, POOLS, STRATEGY_ARGS, EntryPoint
 from .mixed_step_server import LINE, SHIFTED
@@ -115,4 +116,5 @@ def test_a_prefill_that_decoding_requests_ride_with_keeps_its_states(name: str, 
 def test_negative_control_states_of_a_token_earlier_turn_the_answers_wrong(start: Start) -> None:
     with start("gdn", **{SHIFTED: "1"}) as running:
         wrong, _ = wrong_answers(running.url)
+        require_broken(running.log_path)
     assert wrong

@@ -21,6 +21,7 @@ from marconi.demo.server_process import ServerProcess
 from marconi.engine.backend import pool_costs
 from marconi.process import LAUNCH
 
+from .breaking import require_broken
 from .client import Completion, generate, random_tokens
 from .conftest import BROKEN_STATE_SERVER, EntryPoint, server_args
 from .reference import MAX_LOGPROB_DIFFERENCE, difference
@@ -118,6 +119,7 @@ def test_negative_control_a_broken_state_is_seen_through_the_rounding(serve: Ser
     with serve(BROKEN_STATE_SERVER) as server:
         for num_trunk_tokens in (CUT, 3 * CUT):
             asked = hits(server.url, 100, num_trunk_tokens)
+            require_broken(server.log_path)
             found = [difference(got, generate(expected, prompt)) for prompt, got in asked]
             assert min(found) > 2 * MAX_DIFFERENCE_OF_FLIPS
 

@@ -14,7 +14,7 @@ import pytest
 
 from marconi.engine.moments import Moment, Steps
 from marconi.engine.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
-from marconi.engine.scheduler import notes_of
+from marconi.engine.scheduler import notes_of, steps_of
 from marconi.policy.request import Request, unpack
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.server import ServerReplay
@@ -22,7 +22,7 @@ from marconi.validate.prediction import Prediction, Sent
 from marconi.validate.server import Answer
 from rig.clock import TraceClock
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
-from rig.pools import Division, Strategy, marconi
+from rig.pools import Division, HostPools, Strategy, marconi
 from rig.scheduler import HostScheduler, Outcome
 from rig.workload import Origin, Script
 
@@ -37,14 +37,27 @@ SETTINGS = {
     "page-16": Setting(16, Strategy.EXTRA_BUFFER, 4800, 26, max_running=4),
 }
 REQUESTS = (*agents(seed=5, num_sessions=12), *forks(seed=6, num_requests=60))
+CHOICE = PolicyChoice("best")
 NUM_AT_ONCE = 8
 STEP_S = 0.02
 
 
 def served(setting: Setting, division: Division, requests: Sequence[Request]) -> tuple[ServerReplay, list[Sent]]:
-    """All of `requests` by the real cache, eight at a time, and a new replay of it."""
-    host, clock, choice = replace(setting.host, memory=division), TraceClock(), PolicyChoice("best")
-    cache = marconi(host, choice, COSTS, clock)
+    """All of `requests` by the real cache, and a new replay of it."""
+    cache, asked = asked_of_the_cache(replace(setting.host, memory=division), requests)
+    page, needs = setting.page_tokens, TWO_POOLS
+    pools: Pool = Pools(setting.num_kv_tokens, setting.num_state_slots)
+    if division is Division.ONE_POOL:
+        pools, needs = JointPool(cache.joint_memory.num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
+    hybrid = hybrid_cache(CHOICE, COSTS, page, page, None, needs=needs)
+    replay = ServerReplay(hybrid, pools, setting.scheduling)
+    return replay, [_sent(request, req) for request, req in asked]
+
+
+def asked_of_the_cache(host: HostPools, requests: Sequence[Request]) -> tuple[Any, list[tuple[Request, Any]]]:
+    """The real cache, once it has served all of `requests`, eight at a time, and SGLang's own of each."""
+    clock = TraceClock()
+    cache = marconi(host, CHOICE, COSTS, clock)
     scheduler = HostScheduler(cache, host)
     left, asked = deque(requests), list[tuple[Request, Any]]()
     while left or not scheduler.is_idle:
@@ -54,13 +67,7 @@ def served(setting: Setting, division: Division, requests: Sequence[Request]) ->
         scheduler.step()
         clock.now_s += STEP_S
     assert set(scheduler.outcomes) == {Outcome.FINISHED}
-    page, needs = setting.page_tokens, TWO_POOLS
-    pools: Pool = Pools(setting.num_kv_tokens, setting.num_state_slots)
-    if division is Division.ONE_POOL:
-        pools, needs = JointPool(cache.joint_memory.num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
-    hybrid = hybrid_cache(choice, COSTS, page, page, None, needs=needs)
-    replay = ServerReplay(hybrid, pools, setting.scheduling)
-    return replay, [_sent(request, req) for request, req in asked]
+    return cache, asked
 
 
 def _script(request: Request) -> Script:
@@ -71,7 +78,7 @@ def _script(request: Request) -> Script:
 
 
 def _sent(request: Request, req: Any) -> Sent:
-    answer = Answer(tuple(req.output_ids), req.cached_tokens, "", notes_of(req).steps)
+    answer = Answer(tuple(req.output_ids), req.cached_tokens, "", steps_of(req))
     return Sent(req.origin_input_ids, request.namespace, answer)
 
 
@@ -97,6 +104,15 @@ def test_a_replay_that_is_not_told_of_decoding_hits_otherwise() -> None:
     replay, sent = served(SETTINGS["extra-buffer"], Division.TWO_POOLS, REQUESTS)
     untold = [replace(each, answer=replace(each.answer, steps=without_decodes(each.answer.steps))) for each in sent]
     assert hits(replay, untold) != [each.answer.num_cached_tokens for each in sent]
+
+
+def test_where_nothing_is_explained_no_step_is_recorded_and_the_same_is_hit() -> None:
+    num_cached = {}
+    for explains in (True, False):
+        _, asked = asked_of_the_cache(replace(SETTINGS["extra-buffer"].host, explains=explains), REQUESTS)
+        assert {notes_of(req).steps is not None for _, req in asked} == {explains}
+        num_cached[explains] = [req.cached_tokens for _, req in asked]
+    assert num_cached[True] == num_cached[False]
 
 
 def without_decodes(steps: Steps) -> Steps:

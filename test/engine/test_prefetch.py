@@ -70,7 +70,7 @@ def test_what_is_loaded_ahead_is_read_as_it_was_left_and_nothing_is_lost(strateg
     reasons = Counter(answer.get("reason", "").split(":")[0].split(" tokens")[0] for answer in run.answers())
     assert results["accepted"] > 5, results
     assert "the host holds no state for it beyond the 0" in reasons
-    assert reasons[UNDER_WAY] or page_tokens > 1
+    assert reasons[UNDER_WAY] or (strategy, page_tokens) != (Strategy.EXTRA_BUFFER, 1), "none met a load under way"
 
 
 class AskedForWaiting(Prefetching):

@@ -128,7 +128,7 @@ def test_whatever_comes_and_goes_in_whichever_order_the_index_has_the_first_that
                 if sum(held.values()) < max_tokens and req not in held:
                     held[req] = len(req.origin_input_ids) + len(req.output_ids)
         assert requests._prompts.keys() == held.keys()
-        assert all(requests._core.hybrid.awaits(req) for req in held)
-        assert len(requests._core.hybrid._awaited._waiting) == len(held)
+        requests.check_invariants()
+        assert requests._prompts.keys() <= {*queue}
         num_left_out += len(queue) > len(held) > 1
     assert (num_left_out > 10) is (max_tokens == 60)

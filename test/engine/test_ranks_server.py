@@ -13,6 +13,7 @@ import pytest
 
 from marconi.demo.server_process import ServerProcess
 
+from .breaking import require_broken
 from .conftest import BROKEN_STATE_SERVER, CONSENSUS, STANDARD, TWO_RANKS, EntryPoint, Launch
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Scenario
@@ -91,4 +92,5 @@ def test_control_a_broken_state_is_seen(
         found = [
             each for scenario in SCENARIOS[:4] for each in references(family).divergences(scenario.ask(server.url))
         ]
+        require_broken(server.log_path)
     assert found, "a server that breaks states answered rightly"

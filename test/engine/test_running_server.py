@@ -8,6 +8,7 @@ import pytest
 
 from marconi.demo.server_process import ServerProcess
 
+from .breaking import require_broken
 from .client import random_tokens
 from .conftest import BROKEN_STATE_SERVER, MARCONI, STRATEGY_ARGS, EntryPoint, Launch
 from .reference import Reference
@@ -67,7 +68,9 @@ def test_control_a_state_that_is_lost_is_seen_in_the_answers(
     models: dict[str, Path], preload: EntryPoint, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     with LAUNCH.process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as server:
-        assert references("gdn").divergences(ask(server.url))
+        asked = ask(server.url)
+        require_broken(server.log_path)
+        assert references("gdn").divergences(asked)
 
 
 def test_where_planning_stops_ends_of_answers_are_kept_and_no_slot_is_lost(

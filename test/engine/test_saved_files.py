@@ -1,16 +1,20 @@
 """Saved states come back as they were written, and a damaged or foreign file is refused by its name."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from marconi.engine.persistence.files import (
     INDEX,
+    WEIGHTS,
     SavedFile,
     SavedFolder,
     Unusable,
+    _crc_of,
     layout_of,
     read_file,
     read_index,
@@ -21,6 +25,7 @@ from marconi.policy.request import pack
 from marconi.tree import LeftBy, SavedFacts
 
 IDENTITY = {"the model": "a", "the type of KV": "bfloat16"}
+SAVED = {**IDENTITY, WEIGHTS: "w"}
 FACTS = SavedFacts(1.5, 0.5, 3, LeftBy(20, went_on=True, closing=7, namespace=1 << 120, is_open=False))
 STATES = [
     SavedState(1 << 120, pack(range(20)), 20, 0, FACTS),
@@ -51,15 +56,19 @@ def same(left: object, right: object) -> bool:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with both states."""
-    new = SavedFolder(tmp_path / "save" / "rank-0", IDENTITY)
+    new = SavedFolder(tmp_path / "save" / "rank-0")
     for number, state in enumerate(STATES):
         new.add(state, is_end=number == 0, copies=copies_of(number, state.depth - state.start))
-    new.finish()
+    new.finish(SAVED)
     return tmp_path / "save" / "rank-0"
 
 
+def index_of(folder: Path, identity: dict[str, str] = IDENTITY, weights: str = "w") -> list[SavedFile]:
+    return read_index(folder, identity, lambda: weights)
+
+
 def whole(folder: Path, identity: dict[str, str] = IDENTITY) -> list[SavedFile]:
-    files = read_index(folder, identity)
+    files = index_of(folder, identity)
     for file in files:
         require_whole(folder, file)
     return files
@@ -83,25 +92,25 @@ def test_only_the_servers_user_may_read_it(folder: Path) -> None:
 
 
 def test_nothing_saved_is_nothing_to_load(tmp_path: Path) -> None:
-    assert read_index(tmp_path / "rank-0", IDENTITY) == []
+    assert index_of(tmp_path / "rank-0") == []
 
 
 def test_a_new_folder_replaces_the_old_one_only_when_it_is_finished(folder: Path) -> None:
-    new = SavedFolder(folder, IDENTITY)
+    new = SavedFolder(folder)
     new.add(STATES[1], is_end=False, copies=copies_of(1, 0))
     assert len(whole(folder)) == 2
     new.abandon()
     assert len(whole(folder)) == 2
     assert [each.name for each in folder.parent.iterdir()] == ["rank-0"]
-    new = SavedFolder(folder, IDENTITY)
-    new.finish()
+    new = SavedFolder(folder)
+    new.finish(SAVED)
     assert whole(folder) == []
 
 
 def test_a_server_that_is_killed_while_it_removes_the_old_folder_leaves_a_whole_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = SavedFolder(folder, IDENTITY)
+    new = SavedFolder(folder)
     new.add(STATES[1], is_end=False, copies=copies_of(1, 0))
 
     def killed(path: Path, **_: object) -> None:
@@ -110,8 +119,8 @@ def test_a_server_that_is_killed_while_it_removes_the_old_folder_leaves_a_whole_
 
     monkeypatch.setattr("shutil.rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        new.finish()
-    (file,) = read_index(folder, IDENTITY)
+        new.finish(SAVED)
+    (file,) = index_of(folder)
     require_whole(folder, file)
 
 
@@ -144,7 +153,7 @@ def test_a_flipped_byte_in_the_index_is_found(folder: Path) -> None:
         flipped[where] ^= 1
         (folder / INDEX).write_bytes(flipped)
         with pytest.raises(Unusable, match=r"index\.json must "):
-            read_index(folder, IDENTITY)
+            index_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -165,13 +174,77 @@ def test_another_servers_states_are_refused(folder: Path, identity: dict[str, st
 def test_a_foreign_index_is_refused(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)
     with pytest.raises(Unusable, match=r"index\.json must"):
-        read_index(folder, IDENTITY)
+        index_of(folder)
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the body of an index, and give it the checksum of what it is now."""
+    body = json.loads((folder / INDEX).read_text())["body"]
+    change(body)
+    (folder / INDEX).write_text(json.dumps({"crc32": _crc_of(body), "body": body}))
+
+
+DEEP = "[" * 200_000
+ODD: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no identity": lambda body: body.pop("identity"),
+    "an identity that is a list": lambda body: body.update(identity=["the model"]),
+    "no states": lambda body: body.pop("states"),
+    "states by name": lambda body: body.update(states={"a": 1}),
+    "a state that is a number": lambda body: body["states"].append(3),
+    "a state without facts": lambda body: body["states"][0].pop("idle_s"),
+    "a depth in words": lambda body: body["states"][0].update(depth="20"),
+    "a depth that is true": lambda body: body["states"][0].update(depth=True),
+    "a depth below 0": lambda body: body["states"][0].update(depth=-1, start=-2),
+    "a start beyond the depth": lambda body: body["states"][0].update(start=21),
+    "no number": lambda body: body["states"][0].update(idle_s=float("nan")),
+    "no end": lambda body: body["states"][0].update(passed_s=float("inf")),
+    "left by a list": lambda body: body["states"][0].update(left_by=[1]),
+    "left by less": lambda body: body["states"][0]["left_by"].pop("closing"),
+    "a file elsewhere": lambda body: body["states"][0].update(name="../../0000000.safetensors"),
+    "a file that is none": lambda body: body["states"][0].update(name="0\0.safetensors"),
+}
+
+
+@pytest.mark.parametrize("change", ODD.values(), ids=ODD)
+def test_an_index_of_a_right_checksum_and_another_schema_is_refused(
+    folder: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    rewritten(folder, lambda body: body["states"][1].update(idle_s=8))
+    assert len(whole(folder)) == 2, "the control: what a server might have written is read"
+    rewritten(folder, change)
+    with pytest.raises(Unusable, match=r"index\.json must (list|have) "):
+        index_of(folder)
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000, f'{{"crc32": 1, "body": {DEEP}', f"{{{'1' * 5000}: 0}}"])
+def test_an_index_that_is_nested_very_deeply_is_refused(folder: Path, text: str) -> None:
+    (folder / INDEX).write_text(text)
+    with pytest.raises(Unusable, match=r"index\.json must be an index of saved states, got \w+: "):
+        index_of(folder)
+
+
+def test_what_an_index_says_is_one_line_of_the_log(folder: Path) -> None:
+    rewritten(folder, lambda body: body["identity"].update({"the model": "a\nmarconi: all is well"}))
+    with pytest.raises(Unusable) as refused:
+        index_of(folder)
+    assert str(refused.value).isprintable()
+
+
+def test_the_digest_of_the_weights_is_waited_for_only_by_what_fits_in_all_else(folder: Path, tmp_path: Path) -> None:
+    def waited() -> str:
+        raise AssertionError("nothing needs it")
+
+    assert read_index(tmp_path / "rank-1", IDENTITY, waited) == []
+    with pytest.raises(Unusable, match="the model must be b, got a"):
+        read_index(folder, {**IDENTITY, "the model": "b"}, waited)
+    with pytest.raises(Unusable, match="the weights must be v, got w"):
+        index_of(folder, weights="v")
 
 
 def test_another_format_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marconi.engine.persistence.files.FORMAT", 2)
     with pytest.raises(Unusable, match="must be of format 2, got 1"):
-        read_index(folder, IDENTITY)
+        index_of(folder)
 
 
 def test_the_index_holds_no_token(folder: Path) -> None:

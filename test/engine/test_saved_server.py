@@ -57,8 +57,9 @@ def num_cached(answers: Sequence[Completion]) -> int:
     return sum(answer.num_cached_tokens for answer in answers)
 
 
-def zero_states(folder: Path, num_tensors: int) -> None:
-    """Make every state of a saved folder zero, as if its files had been written so."""
+def zero_states(folder: Path, num_tensors: int) -> int:
+    """Make every state of a saved folder zero, as if its files had been written so. How many were not."""
+    num_broken = 0
     index = folder / files.INDEX
     body = json.loads(index.read_text())["body"]
     for entry in body["states"]:
@@ -66,12 +67,15 @@ def zero_states(folder: Path, num_tensors: int) -> None:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             metadata = opened.metadata()
         # KV comes first, then the `num_tensors` of the state, then the path.
-        for number in range(len(tensors) - 1 - num_tensors, len(tensors) - 1):
-            tensors[str(number)].zero_()
+        states = [tensors[str(number)] for number in range(len(tensors) - 1 - num_tensors, len(tensors) - 1)]
+        num_broken += any(each.any() for each in states)
+        for each in states:
+            each.zero_()
         data = save(tensors, metadata)
         (folder / entry["name"]).write_bytes(data)
         entry["num_bytes"], entry["crc32"] = len(data), files.zlib.crc32(data)
     index.write_text(json.dumps({"crc32": files._crc_of(body), "body": body}))
+    return num_broken
 
 
 def loaded_or_refused(log: Path) -> None:
@@ -152,7 +156,7 @@ def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
     # The control: states that are wrong and not refused give other answers, so equal ones say something.
     shutil.rmtree(rank)
     shutil.copytree(whole, rank)
-    zero_states(rank, num_tensors=1 if memory is HOST else 2)
+    assert zero_states(rank, num_tensors=1 if memory is HOST else 2), "the control broke no state"
     answers, log = restarted("wrong")
     assert "marconi: loaded " in log
     assert [each.token_ids for each in answers] != [each.token_ids for each in expected]

@@ -21,7 +21,7 @@ from rig.driver import HostReplay
 from rig.pools import HostPools, Strategy, marconi
 
 from .host_replays import COSTS, agents
-from .test_saver import Held, on_demand
+from .test_saver import Held, StandInWeights, on_demand
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
@@ -88,7 +88,7 @@ def on_host(replay: HostReplay) -> Held:
 
 
 def saver_of(replay: HostReplay, tmp_path: Path) -> Saver:
-    return Saver(replay.cache, tmp_path / "rank-0", {"the model": "a"}, lambda: "w")
+    return Saver(replay.cache, tmp_path / "rank-0", {"the model": "a"}, StandInWeights())
 
 
 def check(replay: HostReplay) -> None:
@@ -160,7 +160,9 @@ def test_the_control_states_that_are_zeroed_are_others(tmp_path: Path, monkeypat
     monkeypatch.setattr(pages_module.HostPages, "write", zeroed)
     found = on_host(restarted(tmp_path))
     assert found.keys() >= copies.keys()
-    assert all(found[path][1] != copy[1] for path, copy in copies.items() if any(copy[1]))
+    written = [path for path, copy in copies.items() if any(copy[1])]
+    assert written, "the control broke no state"
+    assert all(found[path][1] != copies[path][1] for path in written)
 
 
 def test_a_flipped_byte_is_named_and_nothing_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -215,10 +217,11 @@ def test_it_serves_while_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for request in REQUESTS[NUM_BEFORE - 10 :]:
         num_during += saver._loading is not None
         second.serve(request)
+        while (loading := saver._loading) is not None and loading._read.empty() and loading._thread.is_alive():
+            time.sleep(0.001)
         second.cache.check_hicache_events()
         second.cache.settle()
         second.check_invariants()
-        time.sleep(0.002)
     assert num_during > 5
     steps(second, saver)
     check(second)

@@ -1,8 +1,10 @@
 """A cache saves its states and the next one loads them, on pools of the host's memory and without a model."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,8 @@ import torch
 
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.persistence import saver as module
-from marconi.engine.persistence.files import INDEX
-from marconi.engine.persistence.saver import Saver, digest_of_weights
+from marconi.engine.persistence.files import INDEX, SavedFolder
+from marconi.engine.persistence.saver import Saver
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from rig.driver import HostReplay
@@ -50,8 +52,25 @@ def started(setting: Setting, choice: PolicyChoice | None = None) -> HostReplay:
     return replay
 
 
+@dataclass
+class StandInWeights:
+    """Weights whose digest is known at once."""
+
+    first: str = "w"
+    now: str = "w"
+
+    def digest(self, is_going_on: Callable[[], bool]) -> str:
+        return self.first
+
+    def were_updated(self) -> bool:
+        return self.now != self.first
+
+    def end(self) -> None:
+        pass
+
+
 def saver_of(replay: HostReplay, tmp_path: Path, weights: str = "w") -> Saver:
-    return Saver(replay.cache, tmp_path / "rank-0", IDENTITY, lambda: weights)
+    return Saver(replay.cache, tmp_path / "rank-0", IDENTITY, StandInWeights(weights, weights))
 
 
 def contents(replay: HostReplay) -> Held:
@@ -133,6 +152,21 @@ def test_a_flipped_byte_is_named_and_the_cache_starts_empty(tmp_path: Path, capl
     assert contents(loaded(tmp_path)) != {}, "the control: without the flip it is loaded"
 
 
+@pytest.mark.parametrize("text", ["[" * 200_000, "[]", '{"crc32": 1, "body": {"format": 1}}'])
+def test_an_odd_index_is_one_line_of_the_log_and_the_cache_starts_empty(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path)
+    (tmp_path / "rank-0" / INDEX).write_text(text)
+    with caplog.at_level(logging.WARNING):
+        assert contents(loaded(tmp_path)) == {}
+    (record,) = [
+        each for each in caplog.records if each.name.startswith("marconi.") and each.levelno >= logging.WARNING
+    ]
+    assert re.fullmatch(r"marconi: .*index\.json must .*; the cache starts empty", record.message)
+    assert record.exc_info is None
+
+
 def test_states_of_other_weights_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved(tmp_path)
     with caplog.at_level(logging.WARNING):
@@ -143,8 +177,7 @@ def test_states_of_other_weights_are_refused(tmp_path: Path, caplog: pytest.LogC
 def test_weights_that_were_updated_while_serving_are_not_saved_for(tmp_path: Path) -> None:
     replay = started(SETTING)
     served(replay, REQUESTS[:NUM_BEFORE])
-    digests = iter(["before", "after"])
-    Saver(replay.cache, tmp_path / "rank-0", IDENTITY, lambda: next(digests)).save()
+    Saver(replay.cache, tmp_path / "rank-0", IDENTITY, StandInWeights("before", "after")).save()
     assert not [*tmp_path.iterdir()]
 
 
@@ -222,12 +255,12 @@ def test_weights_that_are_updated_while_it_saves_leave_what_was_saved_before(tmp
     held = saved(tmp_path)
     replay = started(SETTING)
     served(replay, REQUESTS[NUM_BEFORE:])
-    weights = ["w"]
-    saver = Saver(replay.cache, tmp_path / "rank-0", IDENTITY, lambda: weights[0])
-    assert "error" in on_demand(saver, lambda: weights.__setitem__(0, "other"))
+    weights = StandInWeights()
+    saver = Saver(replay.cache, tmp_path / "rank-0", IDENTITY, weights)
+    assert "error" in on_demand(saver, lambda: setattr(weights, "now", "other"))
     assert contents(loaded(tmp_path)) == held
     assert "error" in on_demand(saver), "refused at once"
-    weights[0] = "w"
+    weights.now = "w"
     assert "error" not in on_demand(saver), "the control"
     assert contents(loaded(tmp_path)) == contents(replay) != held
 
@@ -256,7 +289,7 @@ def test_on_demand_an_empty_cache_or_a_full_disk_leaves_what_was_saved_before(
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.SavedFolder, "add", full)
+        patch.setattr(SavedFolder, "add", full)
         assert on_demand(saver) == {"error": "nothing was saved: OSError: no space left on device"}
     assert contents(loaded(tmp_path)) == held
     assert [each.name for each in tmp_path.iterdir()] == ["rank-0"]
@@ -284,7 +317,7 @@ def test_a_write_that_fails_leaves_what_was_saved_before(tmp_path: Path, monkeyp
     def full(*_: Any, **__: Any) -> int:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(module.SavedFolder, "add", full)
+    monkeypatch.setattr(SavedFolder, "add", full)
     replay = started(SETTING)
     served(replay, REQUESTS[NUM_BEFORE:])
     saver_of(replay, tmp_path).save()
@@ -303,19 +336,3 @@ def test_pools_that_are_not_copied_are_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(kv, "get_cpu_copy", lambda *_: {"kv": torch.zeros(1)})
     with pytest.raises(Refusal, match="the pools must be such as SGLang copies to the host, got HybridLinearKVPool"):
         saver_of(replay, tmp_path)
-
-
-def test_the_digest_of_weights_sees_a_value_a_type_a_shape_and_a_name() -> None:
-    def model(name: str = "weight", **change: Any) -> torch.nn.Module:
-        made = torch.nn.Module()
-        weight = torch.arange(24, dtype=change.get("dtype", torch.bfloat16)).reshape(change.get("shape", (4, 6)))
-        made.register_parameter(name, torch.nn.Parameter(weight))
-        return made
-
-    digest = digest_of_weights(model())
-    assert digest == digest_of_weights(model())
-    changed = model()
-    with torch.no_grad():
-        changed.weight[2, 3] += 1  # type: ignore[index]
-    others = [changed, model("bias"), model(shape=(6, 4)), model(dtype=torch.float32), torch.nn.Module()]
-    assert digest not in {digest_of_weights(each) for each in others}

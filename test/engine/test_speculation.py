@@ -23,6 +23,7 @@ from marconi.engine.faults import around as failing_open
 from marconi.engine.scheduler import end_state
 from marconi.engine.speculation import EndStateSource, LastStops, VerifyStep, around_commit
 
+from .breaking import require_broken
 from .client import generate, generate_together, random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch, server_args
 from .reference import Reference
@@ -288,8 +289,9 @@ def test_negative_control_a_state_of_another_draft_is_seen(
         models, tmp_path / "log", entry_point=preload(BROKEN_DRAFTS_SERVER)
     ) as server:
         exchanges = chats_of_many_lengths(server.url)
+        num_broken = require_broken(server.log_path)
     found = references(launch.family).divergences(exchanges)
-    said = f"{len(found)} of {len(exchanges)} answers RED; first, {found[:1]}"
+    said = f"{len(found)} of {len(exchanges)} answers RED of {num_broken} broken states; first, {found[:1]}"
     record_property(NEGATIVE_CONTROL, f"{launch.name}, {fault}: {said}")
     assert found, "a server that leaves the state of another draft answered rightly: these tests cannot see one"
 

@@ -34,8 +34,8 @@ def status(**changed: Any) -> dict[str, Any]:
         "num_health_checks": 5,
         "num_prompt_tokens": 4000,
         "num_hit_tokens": 1000,
-        "num_missed_tokens": {"evicted_for_kv": 1200, "first_seen": 1760, "last_token": 40, "flushed": 0},
-        "missed_s": {"evicted_for_kv": 1.2, "first_seen": 1.7, "last_token": 0.1, "flushed": 0.0},
+        "num_missed_tokens": {"evicted_for_kv": 1200, "first_seen": 1760, "last_token": 40, "no_slot": 0},
+        "missed_s": {"evicted_for_kv": 1.2, "first_seen": 1.7, "last_token": 0.1, "no_slot": 0.0},
         "hits": {"input_prefix": 10, "conversation": 5, "none": 25},
         "num_states_written": 60,
         "num_states_not_written": 1,
@@ -97,7 +97,7 @@ def test_a_page_shows_totals_and_what_came_since() -> None:
     assert ["health", "checks", "5", "0.0"] in [line.split() for line in page.splitlines()]
     assert ["prompt", "tokens", "6,000", "500.0"] in [line.split() for line in page.splitlines()]
     assert ["missed:", "first", "seen", "1,760", "0.0"] in [line.split() for line in page.splitlines()]
-    assert "flushed" not in page, "no token was"
+    assert "no_slot" not in page, "no token was"
     assert "50 in use, 850 cached, 100 of 1,000 free" in page
 
 

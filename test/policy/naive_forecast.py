@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from marconi.policy.forecast import forecast
 from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS, NUM_RHYTHMS, SHAPE, Traits, traits_of
 from marconi.policy.forecast.hazard import Shape
 from marconi.policy.request import Lease
@@ -115,11 +116,16 @@ class NaiveForecast:
         self.passed: set[Node] = set()
         self.num_arrivals = 0
         self.estimate = Estimate.prior(SHAPE)
+        self.fitted = 0, self.estimate
+        """The arrival from which the last fit holds, and the fit."""
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         self.num_arrivals += 1
         if (self.num_arrivals in FIRST_FITS or self.num_arrivals % ARRIVALS_A_FIT == 0) and self.lives:
-            self.estimate = self.estimate.fitted(SHAPE, self.lives, now_s)
+            num_later = 0 if len(self.lives) <= forecast.WHOLE_FIT_LIVES else 3
+            self.fitted = self.num_arrivals + num_later, self.estimate.fitted(SHAPE, self.lives, now_s)
+        if self.num_arrivals == self.fitted[0]:
+            self.estimate = self.fitted[1]
         for node in (lease.match.missed, lease.match.source):
             if node is not None:
                 self._end(node, now_s, used=True)

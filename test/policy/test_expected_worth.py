@@ -149,6 +149,16 @@ def test_every_state_is_ranked_again_when_what_its_worth_hangs_on_has_changed(mo
         assert stale(server) == []
 
 
+def test_nothing_is_kept_of_states_that_were_passed_beyond_their_traits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marconi.policy.forecast.forecast.MAX_TRAITS", 16)
+    server, most = Server(), 0
+    forecast = server.rule.forecast
+    for _ in random_run(server, 4, 200):
+        assert forecast._passed <= forecast._traits.keys()
+        most = max(most, len(forecast._passed))
+    assert most > 3
+
+
 @pytest.mark.parametrize("note", ["_note_nearest_above", "_note_nearest_below"])
 def test_a_tree_that_does_not_tell_of_a_neighbour_is_caught(note: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = frozen(monkeypatch)

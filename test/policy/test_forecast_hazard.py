@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marconi.policy.forecast.forecast import Lives
-from marconi.policy.forecast.hazard import NUM_BINS, Floats, HazardModel, Shape, bin_starts_s, bin_widths_s
+from marconi.policy.forecast.hazard import NUM_BINS, Floats, HazardModel, Seen, Shape, bin_starts_s, bin_widths_s
 
 from .naive_forecast import Estimate, Life
 
@@ -28,6 +28,12 @@ def live(lives: Lives, stratum: int, levels: tuple[int, ...], waits_s: Floats, l
         lives.end(0, min(wait_s, limit_s), used=wait_s <= limit_s)
 
 
+def fit(model: HazardModel, seen: Seen) -> None:
+    """Every step of a fit."""
+    for _ in model.fit(seen):
+        pass
+
+
 def weight_in(model: HazardModel, stratum: int, levels: tuple[int, ...]) -> float:
     """The product of the factors."""
     group = model.shape.group_of[stratum]
@@ -41,7 +47,7 @@ def test_before_anything_is_seen_rates_fall_as_the_prior() -> None:
     assert model.baseline[1] == pytest.approx(2 * model.baseline[0])
     assert weight_in(model, 0, (1,)) == 1.0
     before = model.baseline.copy()
-    model.fit(Lives(4, 1).seen(10.0))
+    fit(model, Lives(4, 1).seen(10.0))
     assert (model.baseline == before).all(), "no life says nothing"
 
 
@@ -59,7 +65,7 @@ def test_known_rates_are_recovered_from_waits_that_were_cut_off() -> None:
         num_events[stratum] = np.histogram(seen_s, np.concatenate([bin_starts_s(), [1e12]]))[0]
         assert len(seen_s) < 3600, "many were cut off"
     model = HazardModel(shape)
-    model.fit(lives.seen(NOW_S))
+    fit(model, lives.seen(NOW_S))
     num_checked = 0
     for stratum, hazard in enumerate((constant, falling)):
         for index in np.flatnonzero(num_events[stratum] >= 60):
@@ -76,7 +82,7 @@ def test_a_wait_that_goes_on_counts_as_unused_so_far() -> None:
         if serial < 100:
             lives.end(serial, 0.5, used=True)
     model = HazardModel(ONE)
-    model.fit(lives.seen(1.0))
+    fit(model, lives.seen(1.0))
     assert model.baseline[0, 0] == pytest.approx(100 / (100 * 0.5 + 900), rel=0.05)
 
 
@@ -85,7 +91,7 @@ def test_one_life_is_drawn_to_the_prior_by_pseudo_events() -> None:
     lives.begin(1, 0, (), 0.0)
     lives.end(1, 0.5, used=True)
     model = HazardModel(ONE)
-    model.fit(lives.seen(NOW_S))
+    fit(model, lives.seen(NOW_S))
     prior = 0.3 / 8.5
     group = (1 + 1) / (0.5 + 1 / prior)
     assert model.baseline[0, 0] == pytest.approx((1 + 6) / (0.5 + 6 / group))
@@ -99,7 +105,7 @@ def test_a_stratum_without_lives_takes_after_its_group() -> None:
         lives.begin(number, 0, (), 0.0)
         lives.end(number, 0.25, used=True)
     model = HazardModel(Shape(group_of=(0, 0, 1), group_priors=(0.3, 0.3), num_levels=()))
-    model.fit(lives.seen(NOW_S))
+    fit(model, lives.seen(NOW_S))
     assert model.baseline[1, 0] == pytest.approx(4.0, rel=0.1)
     assert model.baseline[2, 0] == pytest.approx(0.3 / 8.5), "another group learns nothing from it"
 
@@ -115,7 +121,7 @@ def test_multipliers_are_recovered_for_each_group() -> None:
             live(lives, group, (level,), waits_s, np.full(num, 300.0))
     model = HazardModel(Shape(group_of=(0, 1), group_priors=(0.3, 0.3), num_levels=(3,)))
     for _ in range(5):
-        model.fit(lives.seen(NOW_S))
+        fit(model, lives.seen(NOW_S))
     slack = 4 * math.sqrt(2 / num)
     for group, of_level in multipliers.items():
         ratios = model.weights[0][group] / model.weights[0][group, 1]
@@ -126,7 +132,7 @@ def test_a_level_of_which_nothing_is_known_multiplies_by_one() -> None:
     lives = Lives(100, 1)
     live(lives, 0, (0,), np.full(100, 3.0), np.full(100, 10.0))
     model = HazardModel(Shape(group_of=(0,), group_priors=(0.3,), num_levels=(2,)))
-    model.fit(lives.seen(NOW_S))
+    fit(model, lives.seen(NOW_S))
     assert model.weights[0][0, 1] == 1.0
     assert weight_in(model, 0, (1,)) == 1.0
 
@@ -139,7 +145,7 @@ def test_the_weight_is_the_product_of_the_factors_of_the_strata_s_group() -> Non
         levels = (int(rng.integers(2)), int(rng.integers(3)))
         live(lives, int(rng.integers(2)), levels, rng.exponential(9, 1), rng.exponential(9, 1))
     model = HazardModel(shape)
-    model.fit(lives.seen(NOW_S))
+    fit(model, lives.seen(NOW_S))
     for stratum in (0, 1):
         expected = model.weights[0][stratum, 1] * model.weights[1][stratum, 2]
         assert weight_in(model, stratum, (1, 2)) == pytest.approx(expected, abs=2**-20)
@@ -154,17 +160,17 @@ def test_the_fit_is_that_of_plain_loops(seed: int) -> None:
     naive = Estimate.prior(shape)
     model = HazardModel(shape)
     assert model.baseline == pytest.approx(np.array(naive.baseline), rel=1e-12)
-    for fit in range(3):
-        for serial in range(100 * fit, 100 * fit + 100):
-            life = Life(int(rng.integers(4)), (int(rng.integers(3)), int(rng.integers(2))), 1000.0 * fit)
+    for time in range(3):
+        for serial in range(100 * time, 100 * time + 100):
+            life = Life(int(rng.integers(4)), (int(rng.integers(3)), int(rng.integers(2))), 1000.0 * time)
             listed.append(life)
             lives.begin(serial, life.stratum, life.levels, life.began_s)
             if rng.random() < 0.7:
                 life.ended_s = life.began_s + float(np.exp(rng.uniform(-8, 14)))
                 life.used = bool(rng.random() < 0.6)
                 lives.end(serial, life.ended_s, used=life.used)
-        now_s = 2e6 + fit
-        model.fit(lives.seen(now_s))
+        now_s = 2e6 + time
+        fit(model, lives.seen(now_s))
         naive = naive.fitted(shape, listed, now_s)
         assert model.baseline == pytest.approx(np.array(naive.baseline), rel=1e-9)
         for factor in range(2):

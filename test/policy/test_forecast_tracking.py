@@ -10,7 +10,7 @@ from marconi.policy.admission.plan import Guarded, Judicious
 from marconi.policy.base import Costs, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.forecast import forecast as forecast_module
-from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS, NUM_RHYTHMS, Forecast
+from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS, MAX_LIVES, NUM_RHYTHMS, Forecast
 from marconi.policy.forecast.hazard import waiting_index
 from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Request, pack
@@ -225,7 +225,11 @@ class Ends:
         return (new.num_known_tokens - 1,)
 
 
-def test_rates_are_fitted_early_and_then_now_and_then() -> None:
+@pytest.mark.parametrize(("whole_fit_lives", "num_later"), [(MAX_LIVES, 0), (0, 3)])
+def test_rates_are_fitted_early_and_then_now_and_then_and_change_once_a_fit_is_done(
+    whole_fit_lives: int, num_later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marconi.policy.forecast.forecast.WHOLE_FIT_LIVES", whole_fit_lives)
     held, forecast = cache()
     fitted = []
     before = forecast.index
@@ -235,7 +239,7 @@ def test_rates_are_fitted_early_and_then_now_and_then() -> None:
             fitted.append(number)
             before = forecast.index
     due = FIRST_FITS | {number * ARRIVALS_A_FIT for number in range(1, 6)}
-    assert fitted == sorted(due - {5 * ARRIVALS_A_FIT})
+    assert fitted == [number + num_later for number in sorted(due - {5 * ARRIVALS_A_FIT})]
 
 
 # Where paths are left.

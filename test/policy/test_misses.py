@@ -1,6 +1,8 @@
 """Every missed prompt token has the cause that a history which forgets nothing gives it, and the sums are exact."""
 
+import gc
 import random
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +27,7 @@ from marconi.policy.residency import Place
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
-from marconi.tree import Kept, Node, RadixTree, check_invariants
+from marconi.tree import Kept, RadixTree, check_invariants
 from rig.miss_oracle import MissOracle
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=40, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
@@ -103,45 +105,38 @@ def test_the_runs_meet_every_cause_that_a_replay_has() -> None:
         for request in requests(0, 300, 2):
             replay.serve(request)
         met += oracle.missed
-    not_of_a_replay = {Cause.NOT_WRITTEN, Cause.HINT_OVER_LIMIT, Cause.FLUSHED, Cause.UNCACHED}
+    not_of_a_replay = {Cause.NOT_WRITTEN, Cause.HINT_OVER_LIMIT, Cause.UNCACHED}
     assert set(met) == set(Cause) - not_of_a_replay
 
 
-def flushed_server(layout: str) -> tuple[ServerReplay, MissOracle]:
-    """A server that has served a hundred requests of two name spaces, and was flushed twice since."""
-    replays = [server(layout) for _ in range(3)]
-    oracle = MissOracle(replays[0].hybrid)
-    for replay, flushed in zip(replays[1:], replays[:-1], strict=True):
-        for request in requests(5, 100, 2):
-            flushed.serve(request)
-        replay.hybrid.succeed(flushed.hybrid)
-        oracle.flush(replay.hybrid)
-    return replays[-1], oracle
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_after_a_flush_what_was_known_was_flushed_and_counts_run_on(layout: str) -> None:
-    replay, oracle = flushed_server(layout)
-    num_flushed = oracle.missed[Cause.FLUSHED]
+def test_after_a_flush_what_was_known_is_first_seen_since_then_and_counts_run_on(layout: str) -> None:
+    flushed, replay = server(layout), server(layout)
+    for request in requests(5, 100, 2):
+        flushed.serve(request)
+    replay.hybrid.succeed(flushed.hybrid, 30.0)
+    oracle = MissOracle(replay.hybrid)
+    first = max(requests(5, 20, 2), key=lambda request: request.num_prompt_tokens)
+    explanation = replay.hybrid.begin(replay_lease(replay, first), 50.0)
+    assert explanation is not None
+    when = {miss.cause: miss.at_s for miss in explanation.misses}
+    assert when == {Cause.FIRST_SEEN: 30.0, Cause.LAST_TOKEN: None}
+    assert "first seen since the flush 20 s ago" in explanation.describe(50.0)
     for request in requests(5, 300, 2):
         replay.serve(request)
-        check_invariants(replay.hybrid.tree)
-    assert oracle.missed[Cause.FLUSHED] > num_flushed > 0
-    assert replay.hybrid.counters.num_requests == 500
-    assert any(node.flushed for node in replay.hybrid.tree.nodes()), "prompts were compared from where others were"
+    assert oracle.num_requests == 301
+    assert replay.hybrid.counters.num_requests == 401
 
 
-def test_a_comparison_that_begins_too_deep_disagrees() -> None:
-    replay, _ = flushed_server("two pools")
-    follow = RadixTree.follow
-
-    def too_deep(tree: RadixTree, path: bytes, start: Node, depth: int) -> tuple[Node, int]:
-        return follow(tree, path, start, start.depth)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RadixTree, "follow", too_deep)
-        with pytest.raises(AssertionError):
-            [*map(replay.serve, requests(5, 300, 2))]
+def test_nothing_of_a_tree_is_kept_once_it_is_flushed() -> None:
+    flushed, replay = server("two pools"), server("two pools")
+    for request in requests(5, 20, 2):
+        flushed.serve(request)
+    replay.hybrid.succeed(flushed.hybrid, 30.0)
+    tree = weakref.ref(flushed.hybrid.tree)
+    del flushed
+    gc.collect()
+    assert tree() is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -300,5 +295,5 @@ def test_without_explanations_the_same_is_cached_and_evicted_and_nothing_is_note
     assert replace(counters, counted={}) == replace(expected, counted={})
     for root in silent.hybrid.tree.roots.values():
         assert not any(node.absences for node in root.walk())
-    silent.hybrid.succeed(explains.hybrid)
+    silent.hybrid.succeed(explains.hybrid, 0.0)
     assert silent.hybrid.misses is None

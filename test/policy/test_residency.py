@@ -56,5 +56,5 @@ def test_a_place_is_by_what_goes_on_and_by_who_left_the_state() -> None:
 def test_watchers_go_over_to_the_cache_that_takes_the_place_of_a_flushed_one() -> None:
     first, second, log = server("two pools"), server("two pools"), Log()
     first.hybrid.watchers += (log,)
-    second.hybrid.succeed(first.hybrid)
+    second.hybrid.succeed(first.hybrid, 0.0)
     assert second.hybrid.watchers == (log,)

@@ -15,7 +15,15 @@ from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
-from marconi.policy.retention import MAX_DEMOTED, MAX_PASSED, MAX_RETAIN_S, MAX_RETAINED, Retention
+from marconi.policy.retention import (
+    MAX_DEMOTED,
+    MAX_LOOKED_AT,
+    MAX_PASSED,
+    MAX_RETAIN_S,
+    MAX_RETAINED,
+    Retention,
+    may_pay,
+)
 from marconi.tree import Node, RadixTree
 
 OURS, THEIRS = 1, 2
@@ -193,6 +201,27 @@ def test_the_one_that_pays_is_found_far_behind_others() -> None:
     assert served.victims(1) == [second]
     assert served.victims(MAX_PASSED) == theirs[:MAX_PASSED]
     assert served.victims(1) == [third], "its turn has come again"
+
+
+def test_where_none_pays_among_the_next_a_bounded_number_of_the_name_space_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first that were made; of these the one that was used longest ago."""
+    served = Served()
+    first = served.leave(OURS, [0])
+    theirs = [served.leave(THEIRS, [index]) for index in range(MAX_PASSED)]
+    ours = [served.leave(OURS, [index]) for index in range(1, 2 * MAX_LOOKED_AT)]
+    served.retain(first, 9e9, served.now_s)
+    looked_at: list[Node] = []
+
+    def recorded(node: Node, need: Need) -> bool:
+        looked_at.append(node)
+        return may_pay(node, need)
+
+    monkeypatch.setattr("marconi.policy.hybrid_cache.may_pay", recorded)
+    assert served.evict(Need.STATE, served.now_s) is not None
+    assert looked_at == [first, *ours[: MAX_LOOKED_AT - 1]]
+    assert [node for node in (first, *theirs, *ours) if not node.has_state] == ours[:1]
 
 
 def test_what_waiting_requests_would_start_from_pays_for_nothing() -> None:

@@ -134,7 +134,7 @@ def test_sessions_go_on_over_a_flush() -> None:
     served, flushed = Named(), Named()
     number = flushed.named.opened("a")
     flushed.serve("a", [1])
-    served.succeed(flushed)
+    served.succeed(flushed, 0.0)
     assert served.named.opened("a") == number
     assert served.close("a") == 0, "nothing is held"
 
@@ -171,7 +171,7 @@ def test_sessions_and_wishes_know_only_what_is_held(seed: int) -> None:
         served.check_invariants()
         if rng.random() < 0.01:
             flushed, served, locked = served, Named(), []
-            served.succeed(flushed)
+            served.succeed(flushed, 0.0)
             assert flushed.sessions is not None
             served.named = flushed.sessions
             served.check_invariants()

@@ -6,7 +6,7 @@ import pytest
 
 from marconi.policy.request import Request, pack
 from marconi.policy.waiting import MIN_SAVED_TOKENS, WaitingPrompts
-from marconi.tree import RadixTree, check_invariants
+from marconi.tree import RadixTree
 
 
 def request(ids: list[int], namespace: int = 0) -> Request:
@@ -38,10 +38,10 @@ def run(unit: int, seed: int, num_steps: int = 3000) -> None:
             index.remove(key)
             del waiting[key]
         else:
-            ids = [rng.randrange(2) for _ in range(unit * rng.randint(1, 8))]
+            ids = [rng.randrange(2) for _ in range(unit * rng.randint(0, 8) + rng.randrange(unit))]
             waiting[step] = request(ids, rng.randrange(2))
             index.add(step, waiting[step])
-        check_invariants(index._index)
+        index.check_invariants()
         assert index.keys() == waiting.keys()
         for key in rng.sample(list(waiting), min(3, len(waiting))):
             for num_cached in (0, 2, 4):

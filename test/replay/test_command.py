@@ -101,7 +101,8 @@ def test_block_caches_of_so_many_blocks_give_the_block_replays_numbers_by_name(
             assert {number: run[number] for number in NUMBERS} == expected
             assert run["overall_hit_rate"] == run["token_hit_rate"]
             assert run["memory_bytes"] == capacity * A_BLOCK_BYTES
-            assert run["final_cache_blocks"] == run["states_kept"] == capacity
+            assert run["final_cache_blocks"] == run["states_kept"]
+            assert name == "s3fifo" or run["states_kept"] == capacity
             rate, *counts = expected.values()
             assert [name, f"{rate:.6f}", *map(str, counts)] in lines
             hits.add(run["total_hit_tokens"])

@@ -134,8 +134,8 @@ def test_a_name_longer_than_the_console_is_folded_and_its_number_is_not() -> Non
 
 def test_causes_are_shares_of_the_prompt_tokens_and_only_those_that_a_run_has() -> None:
     missed = replace(PLAIN, num_missed_tokens=(("no_slot", 827), ("first_seen", 3_000)))
-    report = replace(REPORT, runs=(missed, replace(PLAIN, policy="best", num_missed_tokens=(("flushed", 3_827),))))
+    report = replace(REPORT, runs=(missed, replace(PLAIN, policy="best", num_missed_tokens=(("least_gain", 3_827),))))
     text = printed(causes(report), 100)
-    for expected in ("no slot", "flushed", "first seen", "8.27 %", "30.00 %", "38.27 %", "0.00 %"):
+    for expected in ("no slot", "least gain", "first seen", "8.27 %", "30.00 %", "38.27 %", "0.00 %"):
         assert expected in text
     assert "last token" not in text

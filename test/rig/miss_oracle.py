@@ -1,6 +1,6 @@
 """Why each prompt token is missed, from a whole history that forgets nothing: token by token, without a tree.
 
-It listens to a `HybridCache`: what is inserted, evicted, dropped from the host and flushed. Every prefix that was ever
+It listens to a `HybridCache`: what is inserted, evicted, and dropped from the host. Every prefix that was ever
 held stands in a trie of single units, and what became of a state in its trie node. `first_seen` is only the same as the
 cache's where that forgets nothing either.
 """
@@ -42,12 +42,11 @@ class MissOracle:
     def __init__(self, hybrid: HybridCache) -> None:
         self.missed: Counter[Cause] = Counter()
         self.num_requests = 0
-        self._roots: dict[int, Prefix] = {}
-        self._flushed: dict[int, Prefix] = {}
         self.listen(hybrid)
 
     def listen(self, hybrid: HybridCache) -> None:
-        """Hear what becomes of `hybrid` from now on."""
+        """Hear what becomes of `hybrid` from now on, which holds nothing yet."""
+        self._roots = dict[int, Prefix]()
         self._hybrid, self._unit_bytes = hybrid, hybrid.tree.unit_bytes
         begin, insert, evict_node, load = hybrid.begin, hybrid.insert, hybrid.evict_node, hybrid.load
 
@@ -92,11 +91,6 @@ class MissOracle:
         hybrid.evict_node, hybrid.load = heard_evict, heard_load  # type: ignore[method-assign]
         if isinstance(hybrid.host, HostTier):
             self._listen_to_host(hybrid.host)
-
-    def flush(self, hybrid: HybridCache) -> None:
-        """Another cache has taken the place of the one that was heard."""
-        self._flushed, self._roots = self._roots, {}
-        self.listen(hybrid)
 
     def _listen_to_host(self, host: HostTier) -> None:
         hold, drop = host.copies.hold, host.copies.drop
@@ -170,7 +164,6 @@ class MissOracle:
         on_host = max(copies, default=0)
         lost = [depth for depth, prefix in states.items() if prefix.lost and depth > max(hit, on_host)]
         start = max([hit, on_host, *lost])
-        flushed = (len(self._known(self._flushed, request, usable)) - 1) * unit
         others = [
             (len(self._known({request.namespace: root}, request, usable)) - 1) * unit
             for name, root in self._roots.items()
@@ -193,8 +186,6 @@ class MissOracle:
                     cause = Cause.LEAST_GAIN if can_stand[-1] - start < LEAST_GAIN_TOKENS else Cause.NO_STATE
             elif seen == usable:
                 cause = Cause.PAGE_ROUNDING
-            elif token <= flushed:
-                cause = Cause.FLUSHED
             elif token <= max(others, default=0):
                 cause = Cause.OTHER_NAMESPACE
             else:

@@ -91,6 +91,8 @@ class HostPools:
     """True if a request of the cache on them holds none."""
     save_dir: Path | None = None
     """`--marconi-save-dir`."""
+    explains: bool = True
+    """`--marconi-explain`."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
@@ -182,7 +184,7 @@ def marconi_rank(
     made = JointRadixCache if host.memory is Division.ONE_POOL else of_pools
 
     def make(params: Any) -> "MarconiRadixCache":
-        cache = made(params, choice, costs, Flags(save_dir=host.save_dir), first_rank, log, ends)
+        cache = made(params, choice, costs, Flags(explain=host.explains, save_dir=host.save_dir), first_rank, log, ends)
         if isinstance(cache, TieredRadixCache):
             # Measured, it would be another in every run.
             cache.link = LINK

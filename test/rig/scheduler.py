@@ -135,12 +135,14 @@ class HostScheduler:
     def abort(self, req: Any) -> None:
         """The client of `req`, which waits or is in flight, has gone."""
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
+        from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
         from sglang.srt.mem_cache.common import release_kv_cache
 
         if req is self._chunked:
             self._chunked_to_abort = req
         elif req in self.waiting:
             self.waiting.remove(req)
+            self.cache.finish(req.cache_request_handle, CacheRequestOutcome.ABORT)
             if req.kv.holds_mamba:
                 release_kv_cache(req, self.cache, checkpoint=False)
             self._end(req, Outcome.ABORTED_WAITING)

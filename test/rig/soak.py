@@ -161,12 +161,17 @@ class Soak:
             self.scheduler.flush()
             self.num_flushes += 1
             if self._misses is not None:
-                self._misses.flush(self.scheduler.cache.tree_core.hybrid)
+                self._misses.listen(self.scheduler.cache.tree_core.hybrid)
             self._check()
 
     def _check(self) -> None:
         self.num_checks += 1
-        check_balance(self.scheduler.cache, self.scheduler.in_flight())
+        cache, in_flight = self.scheduler.cache, self.scheduler.in_flight()
+        check_balance(cache, in_flight)
+        if hasattr(cache, "waiting"):
+            prompts = cache.waiting._prompts
+            ended = (prompts.keys() | prompts.pending) - {*self.scheduler.waiting, *in_flight}
+            assert not ended, f"{ended}: held, though SGLang has ended them"
         if self._events is not None:
             self._events.check()
 

@@ -70,8 +70,7 @@ def lives_below_a_ghost(tree: RadixTree) -> None:
     ghost, leaf = at(tree, "abxy"), at(tree, "abcd")
     del at(tree, "ab").children[leaf.key[:ID_BYTES]]
     del at(tree, "ab").live_children[leaf]
-    ghost.children[leaf.key[:ID_BYTES]] = leaf
-    ghost.live_children[leaf] = None
+    ghost.children, ghost.live_children = {leaf.key[:ID_BYTES]: leaf}, {leaf: None}
     leaf.parent = ghost
     leaf.depth = ghost.depth + 2
 

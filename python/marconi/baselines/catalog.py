@@ -22,6 +22,7 @@ from marconi.baselines.eviction.length_aware import LengthAwareLru
 from marconi.baselines.eviction.seglen import SegmentLengthEviction
 from marconi.baselines.eviction.threshold_lru import ThresholdLru
 from marconi.baselines.eviction.tlru import TailOptimizedLru
+from marconi.baselines.eviction.tuned import LEAST_MULTIPLE, TunedUtilityEviction
 from marconi.baselines.hindsight.belady import BeladyEviction
 from marconi.baselines.hindsight.future import Future
 from marconi.baselines.hindsight.tail_belady import TailBeladyEviction
@@ -103,6 +104,12 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
                 lambda inputs: UtilityEviction(inputs.costs, inputs.number, inputs.needs),
                 parameter=Parameter("alpha"),
                 ranks_copies=True,
+            ),
+            Policy(
+                "marconi-tuned",
+                "marconi-static as the paper tunes it: alpha 0, then the one that hits most in a bootstrap window",
+                lambda inputs: TunedUtilityEviction(inputs.costs, ALPHAS, int(inputs.number), inputs.needs),
+                parameter=Parameter("multiple", LEAST_MULTIPLE, is_whole=True),
             ),
             Policy(
                 "seglen",

@@ -39,7 +39,9 @@ from marconi.engine.host.link import link_speed
 from marconi.engine.int8.cache import Int8RadixCache
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
-from marconi.engine.persistence.saver import Saver, digest_of_weights, identity_of
+from marconi.engine.persistence.lock import FolderLock
+from marconi.engine.persistence.saver import Saver, identity_of
+from marconi.engine.persistence.weights import ModelWeights
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, costs_of
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
@@ -156,8 +158,9 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
 def load_saved(cache: MarconiRadixCache, ctx: "TreeCacheBuildContext", folder: Path) -> None:
     """Load what the last server saved in `folder`, before the first request; what is held at the end is saved there."""
     assert cache.first_rank is not None, "a cache of one rank"
-    weights = partial(digest_of_weights, ctx.tp_worker.model_runner.model)
-    cache.saver = Saver(cache, folder / f"rank-{dp_rank()}", identity_of(ctx), weights)
+    lock = FolderLock(folder)
+    weights = ModelWeights(ctx.tp_worker.model_runner.model)
+    cache.saver = Saver(cache, folder / f"rank-{dp_rank()}", identity_of(ctx), weights, lock)
     # The age of a loaded state counts from now.
     cache.adopt(cache.first_rank.tick(cache.first_rank.clock()))
     cache.saver.load()

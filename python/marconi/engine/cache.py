@@ -51,7 +51,7 @@ from marconi.engine.explain import Explained, Explanations, uncached
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
-from marconi.engine.moments import Moments
+from marconi.engine.moments import Moment, Moments
 from marconi.engine.picture import Picture
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint
@@ -69,18 +69,19 @@ from marconi.engine.scheduler import (
     is_health_check,
     is_refused,
     is_tracked,
-    kind_of_hit,
     lend_slots,
     lends_slots,
     note_match,
     notes_of,
     num_reserved_slots,
+    packed,
     settle,
     shared_elsewhere,
+    steps_of,
 )
 from marconi.engine.sessions import SessionStates
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, EndStateSource, LastStops
-from marconi.engine.stats import CacheStats
+from marconi.engine.stats import CacheStats, kind_of_hit
 from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.engine.trail import Trail
@@ -99,6 +100,7 @@ from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -147,7 +149,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         OF_PROCESS.set(self.faults)
         self.tick = Tick(0.0)
         """The time of all decisions; see `adopt`."""
-        self.moments = Moments(self.clock)
+        self.moments = Moments(self.clock) if flags.explain else None
+        """None where requests are not explained: their steps are not recorded either."""
         self.log = log
         self.publisher: CachePublisher | None = None
         """Publishes `log`."""
@@ -272,6 +275,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.waiting = WaitingRequests(self.tree_core, self.moments)
         self.explanations.flushed()
 
+    def sanity_check(self) -> None:
+        """Check as SGLang does, and who waits."""
+        super().sanity_check()
+        self.waiting.check_invariants()
+
     def release_host_resources(self) -> None:
         """Release as SGLang does, at the end of a scheduler: events that wait are published, and states saved."""
         if self.saver is not None:
@@ -298,16 +306,16 @@ class MarconiRadixCache(UnifiedRadixCache):
         if params.req is not None:
             self.waiting.matched(params.req, lease)
             note_match(params.req, lease)
-            if params.cow_mamba:
-                self._note_copy(params.req, lease)
+            if params.cow_mamba and self.moments is not None:
+                self._note_copy(params.req, lease, self.moments.now())
         result = self.tree_core.answer(lease.match, params)
         if not self.cuts_prefills:
             result = result._replace(mamba_branching_seqlen=self._branch_on_grid(result))
         return self._finalize_match_result(params, result)
 
-    def _note_copy(self, req: "Req", lease: Lease) -> None:
+    def _note_copy(self, req: "Req", lease: Lease, now: Moment) -> None:
         """SGLang is about to take a slot for a copy of the state that a request would resume from."""
-        steps, now = notes_of(req).steps, self.moments.now()
+        steps = steps_of(req)
         if steps.began is not None:
             # It was retracted: the moments are those of its first prefill.
             return
@@ -317,7 +325,10 @@ class MarconiRadixCache(UnifiedRadixCache):
             steps.tried.append(now)
 
     def _look_up(self, params: MatchPrefixParams) -> Lease:
-        return self.tree_core.look_up(params.key)
+        req, key = params.req, params.key
+        # Embeddings of a request's own are looked up by no tokens.
+        is_whole = req is not None and len(key.token_ids) == len(req.origin_input_ids) + len(req.output_ids)
+        return self.tree_core.look_up(key, packed(req, self.tree_core) if is_whole else None)
 
     def touch_prefix(self, key: "RadixKey") -> None:
         """A waiting request uses nothing yet: only what a request starts from counts as used."""
@@ -348,8 +359,9 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.stats.publish(now_s)
         reserved = self._reserved(reqs)
         runs = [notes_of(req).run or self._begin(req, now_s) for req in reqs]
-        for req in reqs:
-            notes_of(req).steps.computes(req.extend_end, self.moments.now())
+        if self.moments is not None:
+            for req in reqs:
+                steps_of(req).computes(req.extend_end, self.moments.now())
         planned = [
             (run.plan.precedence(depth), row, depth, run)
             for row, (req, run) in enumerate(zip(reqs, runs, strict=True))
@@ -381,10 +393,10 @@ class MarconiRadixCache(UnifiedRadixCache):
                 self.stats.num_health_checks += not notes.is_counted
             elif not notes.is_counted and not is_refused(req):
                 self.stats.num_uncached += 1
-                if self.flags.explain:
+                if self.moments is not None:
                     whole = uncached(req.prefix_len, len(req.origin_input_ids))
                     self.tree_core.hybrid.counters.missed(whole)
-                    self._explain(req, whole, now_s)
+                    self._explain(req, whole, now_s, self.moments)
             notes.is_counted = True
             self.waiting.expect_nothing(req)
             return None
@@ -393,9 +405,9 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.stats.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             diverged = divergence_of(lease.request, hybrid.tree) if self.flags.explain_text else None
             explanation = hybrid.begin(lease, now_s, self._grid_of_sglang)
-            if explanation is not None:
+            if explanation is not None and self.moments is not None:
                 notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
-                self._explain(req, explanation, now_s, diverged)
+                self._explain(req, explanation, now_s, self.moments, diverged)
         run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         for position in asked_by(req).over_limit:
             run.absent[position // self.page_size * self.page_size] = Cause.HINT_OVER_LIMIT
@@ -404,10 +416,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.num_running += 1
         return run
 
-    def _explain(self, req: "Req", explanation: Explanation, now_s: float, diverged: Divergence | None = None) -> None:
-        notes = notes_of(req)
-        notes.steps.began = self.moments.now()
-        explained = Explained(req.rid, now_s, explanation, notes.trail, diverged)
+    def _explain(
+        self, req: "Req", explanation: Explanation, now_s: float, moments: Moments, diverged: Divergence | None = None
+    ) -> None:
+        steps_of(req).began = moments.now()
+        explained = Explained(req.rid, now_s, explanation, notes_of(req).trail, diverged)
         self.explanations.note(explained)
         explain(req, explained)
 
@@ -416,8 +429,9 @@ class MarconiRadixCache(UnifiedRadixCache):
         asked, elsewhere, distance = asked_by(req).positions, shared_elsewhere(req), distance_known_by(req)
         if self.end_source is EndStateSource.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
-        steps = notes_of(req).steps
-        steps.asked, steps.elsewhere, steps.next_turn = tuple(asked), elsewhere, distance
+        if self.moments is not None:
+            steps = steps_of(req)
+            steps.asked, steps.elsewhere, steps.next_turn = tuple(asked), elsewhere, distance
         shared = (*self.waiting.shared(req, lease), *elsewhere)
         plan = self.tree_core.hybrid.plan(lease, asked, shared, distance)
         self.waiting.expect(req, lease, plan)
@@ -437,8 +451,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         if run is not None and self.first_rank is not None:
             self.first_rank.prefilled(run, up_to)
         is_finished = req.finished()
-        steps = notes_of(req).steps
-        steps.computed(self.moments.now())
+        if self.moments is not None:
+            steps_of(req).computed(self.moments.now())
         if not self.cuts_prefills and is_tracked(req):
             if run is not None:
                 self._free_planned(run)
@@ -450,8 +464,9 @@ class MarconiRadixCache(UnifiedRadixCache):
             self._keep_prefill(req, run, up_to)
         if is_finished:
             self._obey(req, run)
-            steps.ended = self.moments.now()
             self._end(req)
+            if self.moments is not None:
+                steps_of(req).ended = self.moments.now()
             if self.first_rank is not None:
                 self.stats.count(req)
             if self.advisor is not None and run is not None:
@@ -482,13 +497,18 @@ class MarconiRadixCache(UnifiedRadixCache):
         self._end(req)
         super().on_release(req, checkpointed=checkpointed)
 
+    def release_aborted_request(self, request: "CacheRequestHandle") -> None:
+        """Forget a request that was aborted, while it waited or later."""
+        super().release_aborted_request(request)
+        self.waiting.aborted(request.rid)
+
     def _end(self, req: "Req") -> None:
         notes = notes_of(req)
         run, notes.run = notes.run, None
         if run is not None:
             self.num_running -= 1
             self._free_planned(run)
-        self.waiting.expect_nothing(req)
+        self.waiting.ended(req)
 
     def _keep_prefill(self, req: "Req", run: RunningRequest, up_to: int) -> None:
         slots = self._written(req, run, up_to)

@@ -206,8 +206,8 @@ SPECS = (
         "ghost_tokens",
         "--marconi-ghost-tokens",
         "TOKENS",
-        "How many tokens of evicted prefixes to remember, so that a prefix that returns counts as seen before; 8 bytes "
-        "of host memory each.",
+        "How many tokens of evicted prefixes to remember, so that a prefix that returns counts as seen before; 4 bytes "
+        "of host memory each, and 0.8 KB for each prefix.",
         _tokens,
     ),
     _Spec(

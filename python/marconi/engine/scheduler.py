@@ -13,7 +13,6 @@ nothing unless the batch's cache plans prefills (`engine/cache.py`).
 Owner: the scheduler's thread.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,29 +21,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
 
-from marconi.engine import diverged
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
-from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
-from marconi.engine.hints import KEY, KV_HINTS, NEXT_TURN, WITHOUT_SLOT
+from marconi.engine.explain import Explained, is_wanted
+from marconi.engine.hints import KEY, NEXT_TURN
 from marconi.engine.moments import Moments, Steps
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, EndStateSource, copy_state
 from marconi.engine.trail import Trail
 from marconi.events.base import SHARED_ELSEWHERE
-from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
 from marconi.policy.misses import Cause
-from marconi.policy.request import Lease
+from marconi.policy.request import Lease, Request
 from marconi.policy.waiting import WaitingPrompts
 from marconi.tree import Node
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-HIT_KINDS = ("input_prefix", "conversation", "none")
-"""The kinds of state that a request may start from."""
 PLAN: Final = "marconi_plan"
 """On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: a plan, for its next batch."""
 MAX_PASSED: Final = 64
@@ -79,6 +74,8 @@ class RequestNotes:
     """Its last match in the tree; None if it was never matched."""
     run: RunningRequest | None = None
     """None before its first prefill and after its end."""
+    packed: tuple[Any, Request] | None = None
+    """Its prompt as SGLang has it, and as it was packed."""
     is_counted: bool = False
     """Whether it was counted among those that are served uncached."""
     num_without_slot: int = 0
@@ -89,7 +86,8 @@ class RequestNotes:
     """Whether it has loaded from the host the state that it starts from."""
     kv_hints: list[dict[str, Any]] | None = None
     """The answers to its `kv_hints`; None before its end, and if it has none."""
-    steps: Steps = field(default_factory=Steps)
+    steps: Steps | None = None
+    """None before its first, and where requests are not explained."""
     trail: Trail | None = None
     """Its states; None before its first prefill, and if it is served uncached."""
 
@@ -103,10 +101,28 @@ def notes_of(req: Any) -> RequestNotes:
     return notes
 
 
+def steps_of(req: Any) -> Steps:
+    """The steps of a request of a cache that explains; made with the first."""
+    notes = notes_of(req)
+    if notes.steps is None:
+        notes.steps = Steps()
+    return notes.steps
+
+
+def packed(req: Any, core: MarconiTreeCore) -> Request:
+    """The tokens of a request that waits, packed once; anew if SGLang exchanged its prompt, or it has an answer."""
+    notes, ids = notes_of(req), req.origin_input_ids
+    if req.output_ids:
+        return core.request_of(ids + req.output_ids, req.extra_key, req.cache_salt)
+    if notes.packed is None or notes.packed[0] is not ids:
+        notes.packed = ids, core.request_of(ids, req.extra_key, req.cache_salt)
+    return notes.packed[1]
+
+
 def note_match(req: Any, lease: Lease) -> None:
     """Remember what the tree last knew of a waiting request.
 
-    A health check leaves nothing and plans nothing, and neither does a refused request.
+    A health check and a refused request leave nothing and plan nothing.
     """
     notes_of(req).lease = lease
     if is_health_check(req) or is_refused(req):
@@ -121,14 +137,6 @@ def is_health_check(req: Any) -> bool:
 def is_refused(req: Any) -> bool:
     """True for a request that SGLang answers with an error: it computes one token of its own in place of the prompt."""
     return getattr(req, "to_finish", None) is not None
-
-
-def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
-    """The kind of state that a request starts from, if that saves anything; `ends` are the nodes at which one ended."""
-    source = lease.match.source
-    if source is None or source.depth < LEAST_GAIN_TOKENS:
-        return "none"
-    return "conversation" if source in ends else "input_prefix"
 
 
 # Hooks of the scheduler
@@ -193,24 +201,6 @@ def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
     from sglang.srt.managers.schedule_batch import _MambaRadixCacheV2TrackEntry
 
     return _MambaRadixCacheV2TrackEntry(track_mask=False, track_position=req.kv.mamba_next_track_idx, track_seqlen=-1)
-
-
-def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
-    """After `SchedulerOutputStreamer.get_cached_tokens_details`: what became of its hints, and why it missed."""
-    notes = notes_of(req)
-    told: dict[str, int | str] = {WITHOUT_SLOT: notes.num_without_slot} if notes.num_without_slot else {}
-    if notes.kv_hints is not None:
-        told[KV_HINTS] = json.dumps(notes.kv_hints)
-    # A streamed answer is explained in its last part: the steps of its request are complete there.
-    if notes.explained is not None and req.finished():
-        told[EXPLAIN] = dumps(notes.explained, notes.steps)
-        # Without a salt of its own, a prompt may be beside anybody's.
-        if notes.explained.diverged is not None and req.cache_salt:
-            told[diverged.DIVERGED] = diverged.dumps(notes.explained.diverged)
-    return {**(details or {"device": 0, "host": 0}), **told} if told else details
-
-
-# States of a prefill
 
 
 def settle(
@@ -395,13 +385,10 @@ def closing_of_answer(req: Any) -> int:
     return closing_of(answer[-2], thought=req.reasoning_tokens > 0)
 
 
-# Requests that wait
-
-
 class WaitingRequests:
     """The requests of one scheduler, while they wait and while they are prefilled."""
 
-    def __init__(self, core: MarconiTreeCore, moments: Moments) -> None:
+    def __init__(self, core: MarconiTreeCore, moments: Moments | None) -> None:
         self._core = core
         self._moments = moments
         self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
@@ -417,32 +404,53 @@ class WaitingRequests:
         gone = known - current
         # Not in the order of a set, which is that of addresses and another on every rank.
         left = [req for req in known if req in gone] if gone else []
+        num_new = len(current) - len(known) + len(left)
+        if left:
+            self._go(left)
+        if num_new:
+            self._core.hybrid.queue((), self._come(queue, num_new))
+
+    def ended(self, req: Any) -> None:
+        """A request leaves nothing more, and waits no longer: SGLang makes no pass while its queue is empty."""
+        self._prompts.expect_nothing(req)
+        if req in self._prompts:
+            self._go([req])
+
+    def aborted(self, rid: str) -> None:
+        """The request that SGLang knows as `rid` has ended, if it waited."""
+        waiting: list[Any] = [*self._prompts.keys()]
+        for req in waiting:
+            if req.rid == rid:
+                self.ended(req)
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` unless whoever was reported come, and nobody else, is in the index."""
+        self._prompts.check_invariants()
+        wrong = self._prompts.keys() ^ self._core.hybrid.awaiting
+        assert not wrong, f"{wrong}: in the index and not reported, or gone from it"
+
+    def _go(self, left: list[Any]) -> None:
         for req in left:
-            prompts.remove(req)
-            steps = notes_of(req).steps
-            steps.unqueued = steps.unqueued or self._moments.now()
-        num_new = len(current) - len(known)
-        if left or num_new:
-            self._core.hybrid.queue(left, self._come(queue, num_new))
+            self._prompts.remove(req)
+            if self._moments is not None:
+                steps = steps_of(req)
+                steps.unqueued = steps.unqueued or self._moments.now()
+        self._core.hybrid.queue(left, ())
 
     def _come(self, queue: list[Any], num_new: int) -> list[tuple[Any, Node]]:
-        """Take the last `num_new` requests that are not known into the index, as far as it has room.
-
-        Returns each with the state that it would start from.
-        """
+        """Take the last `num_new` that are not known into the index, as far as it has room: each with its state."""
         prompts, known = self._prompts, self._prompts.keys()
         if not num_new or prompts.is_full:
             return []
-        new, come = [*islice((req for req in reversed(queue) if req not in known), num_new)], []
-        for req in reversed(new):
+        come = list[tuple[Any, Node]]()
+        for req in reversed([*islice((req for req in reversed(queue) if req not in known), num_new)]):
             if prompts.is_full:
                 break
-            # What has not run yet has no answer, and copying its prompt once more is half of what this costs.
-            ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
-            request = self._core.request_of(ids, req.extra_key, req.cache_salt)
+            request = packed(req, self._core)
             prompts.add(req, request)
-            steps = notes_of(req).steps
-            steps.queued = steps.queued or self._moments.now()
+            if self._moments is not None:
+                steps = steps_of(req)
+                steps.queued = steps.queued or self._moments.now()
             come.append((req, self._core.hybrid.match(request).checkpoint))
         return come
 
@@ -451,8 +459,9 @@ class WaitingRequests:
         hybrid, notes = self._core.hybrid, notes_of(req)
         if hybrid.awaits(req):
             hybrid.queue((), [(req, lease.match.checkpoint)])
-            if notes.lease is None or notes.lease.match.checkpoint is not lease.match.checkpoint:
-                notes.steps.rematched.append(self._moments.now())
+            is_another = notes.lease is None or notes.lease.match.checkpoint is not lease.match.checkpoint
+            if is_another and self._moments is not None:
+                steps_of(req).rematched.append(self._moments.now())
 
     def waits(self, req: Any) -> bool:
         """True if a request that has been matched is better computed once a state that is under way is there."""

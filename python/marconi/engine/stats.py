@@ -17,11 +17,13 @@ from marconi.engine.faults import Faults
 from marconi.engine.flags import Flags
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
-from marconi.engine.scheduler import HIT_KINDS
 from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank
+from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Costs, Need
 from marconi.policy.record import ServerMemory
+from marconi.policy.request import Lease
+from marconi.tree import Node
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -30,12 +32,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HIT_KINDS: Final = ("input_prefix", "conversation", "none")
+"""The kinds of state that a request may start from."""
 _PREFIX_TOKENS: Final = 4096
 """The curve of FLOPs, for a shadow, passes through those of a prefix of so many tokens and of twice as many."""
 _ADMISSIONS = {
     JUDICIOUS: "states at branch points, where the next turn resumes and at the end",
     CHUNK_END: "states where SGLang tracks them",
 }
+
+
+def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
+    """The kind of state that a request starts from, if that saves anything; `ends` are the nodes at which one ended."""
+    source = lease.match.source
+    if source is None or source.depth < LEAST_GAIN_TOKENS:
+        return "none"
+    return "conversation" if source in ends else "input_prefix"
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,12 @@ CACHE = Group(
         Touch(Kind.OVERRIDE, _CACHE + ".on_release", "slots of planned states that a request will not leave are freed"),
         Touch(
             Kind.OVERRIDE,
+            _CACHE + ".release_aborted_request",
+            "a request that is aborted while it waits is held no longer",
+        ),
+        Touch(Kind.OVERRIDE, _CACHE + ".sanity_check", "whoever waits is checked as well"),
+        Touch(
+            Kind.OVERRIDE,
             _CACHE + ".release_host_resources",
             "a scheduler that ends saves its states, and sends the events that wait",
         ),
@@ -312,7 +318,7 @@ CACHE = Group(
             _COMPONENTS + "output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
             "carries how many checkpoints that a request asked for could not be kept, what became of its `kv_hints`, "
             "and why it missed; the process that answers HTTP takes it out again",
-            "scheduler.on_get_cached_tokens_details",
+            "details.on_get_cached_tokens_details",
             "a way for a cache to add to a request's answer",
         ),
     ),

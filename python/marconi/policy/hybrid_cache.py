@@ -93,16 +93,17 @@ class HybridCache:
         self._step_tokens, self._fills_spare = step_tokens, fills_spare and host is None
         self._rerank()
 
-    def succeed(self, flushed: "HybridCache") -> None:
-        """Take the place of a cache that was flushed: counts run on, and what was known is remembered."""
+    def succeed(self, flushed: "HybridCache", now_s: float) -> None:
+        """Take the place of a cache that is flushed: counts run on, and nothing of what it knew is kept."""
         tree = flushed.tree
         tree.memory = tree.host_memory = None
         self.counters, self.watchers = flushed.counters, flushed.watchers
         self.sessions = flushed.sessions
         if self.sessions is not None:
             self.sessions.flushed()
-        if self.misses is not None:
-            self.misses = Misses(self.tree, tree)
+        # A server makes its cache anew as it starts, too: where nothing was served, nothing was flushed.
+        if self.misses is not None and self.counters.num_requests:
+            self.misses = Misses(self.tree, now_s)
 
     # Requests that wait
 
@@ -113,6 +114,11 @@ class HybridCache:
     def awaits(self, key: Hashable) -> bool:
         """True if the request of `key` waits."""
         return key in self._awaited
+
+    @property
+    def awaiting(self) -> Set[Hashable]:
+        """The requests that wait, by key."""
+        return self._awaited.keys()
 
     def queue(self, gone: Iterable[Hashable], came: Iterable[tuple[Hashable, Node]]) -> None:
         """Requests that no longer wait, by key, and those that wait and would start from a state, or from a root.
@@ -462,6 +468,9 @@ class HybridCache:
         held = {node for node in self.tree.nodes() if node.has_state}
         wrong = set(self.order) ^ {node for node in held if not node.num_locks}
         assert not wrong, f"{wrong}: ranked and in use, or neither"
+        self._awaited.check_invariants()
+        wrong = {node for node in held if node.first_waiting != self._awaited.first(node)}
+        assert not wrong, f"{wrong}: awaited by others than those who wait"
         (self.retention or Retention()).check_invariants(held)
         (self.sessions or Sessions()).check_invariants(held)
 

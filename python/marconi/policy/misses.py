@@ -14,7 +14,7 @@ A request resumes from one state, so its path divides at depths; each part is mi
     chunk_rounding                                      the last part of what is known, less than a chunk, where an
                                                         admission keeps states at ends of chunks alone
     page_rounding                                       all whole pages are known; the rest of a page is never kept
-    flushed, other_namespace, first_seen                not known to this name space of the tree
+    other_namespace, first_seen                         not known to this name space of the tree
     last_token                                          always computed: its logits are the answer
 
 KV is never missed by itself: a live node's ancestors are live, and no ghost has a state (`tree/invariants.py`), so the
@@ -22,13 +22,13 @@ KV of a state's whole path is held as long as the state. KV is evicted with the 
 the cause; so there is none for evicted KV.
 
 What the tree has forgotten is `first_seen`, and so is a prefix that another request is computing at the same moment. A
-page that a prompt shares in part is not known. For `other_namespace` the `_MAX_NAMESPACES` newest others are looked at,
-and for `flushed` the tree before the last flush.
+page that a prompt shares in part is not known. For `other_namespace` the `_MAX_NAMESPACES` newest others are looked at.
+A flush forgets everything; what is not known since then says when that was.
 
 An explanation costs a look at the nodes of the path beyond the hit, and no comparison of tokens but these: the path is
 matched again if memory that was made for the request has changed its nodes, and where it is not known to its end it is
-compared with the tree before the last flush (`flushed.py`), and with each other name space that is looked at and begins
-alike. It notes a tuple for each miss, and makes `Miss`es only for whoever reads them.
+compared with each other name space that is looked at and begins alike. It notes a tuple for each miss, and makes
+`Miss`es only for whoever reads them.
 
 Owner: `hybrid_cache.py`, which explains each request as it begins, in the server as in the replay.
 """
@@ -40,7 +40,6 @@ from typing import Final, NamedTuple, TypeAlias
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Need, RankedBy
 from marconi.policy.eviction.order import Order
-from marconi.policy.flushed import Flushed
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Place, place_of
 from marconi.tree import HostCopy, Kept, Match, Node, RadixTree
@@ -76,8 +75,6 @@ class Cause(StrEnum):
     """Known, beyond the last multiple of the grid on which states stand; only where they stand on one."""
     PAGE_ROUNDING = "page_rounding"
     """The rest of a page, which is never kept in part, behind whole pages that are all known."""
-    FLUSHED = "flushed"
-    """Known until the cache was flushed."""
     OTHER_NAMESPACE = "other_namespace"
     """Known under another adapter, key or salt alone."""
     FIRST_SEEN = "first_seen"
@@ -106,9 +103,8 @@ _SAID: Final = {
     Cause.LEAST_GAIN: "{diverged}, too near the last state to keep one",
     Cause.CHUNK_ROUNDING: "known, less than a chunk",
     Cause.PAGE_ROUNDING: "less than a page",
-    Cause.FLUSHED: "flushed",
     Cause.OTHER_NAMESPACE: "known in another name space",
-    Cause.FIRST_SEEN: "first seen",
+    Cause.FIRST_SEEN: "first seen{since}",
     Cause.LAST_TOKEN: "last token",
     Cause.UNCACHED: "served uncached",
 }
@@ -125,7 +121,6 @@ _NO_STATE: Final = Cause.NO_STATE
 _LEAST_GAIN: Final = Cause.LEAST_GAIN
 _CHUNK_ROUNDING: Final = Cause.CHUNK_ROUNDING
 _PAGE_ROUNDING: Final = Cause.PAGE_ROUNDING
-_FLUSHED: Final = Cause.FLUSHED
 _OTHER_NAMESPACE: Final = Cause.OTHER_NAMESPACE
 _FIRST_SEEN: Final = Cause.FIRST_SEEN
 _LAST_TOKEN: Final = Cause.LAST_TOKEN
@@ -140,7 +135,8 @@ class Miss(NamedTuple):
     end: int
     """Tokens up to and including its last."""
     at_s: float | None = None
-    """When the state at `end` was evicted or not written, in seconds; None for other causes."""
+    """When the state at `end` was evicted or not written, or the cache that does not know these tokens was last
+    flushed, in seconds; None for other causes and if it never was."""
     kept: Kept | None = None
     """The state kept instead of the one at `end`; None unless that was evicted by the worth of its rule."""
 
@@ -201,17 +197,19 @@ class Explanation(NamedTuple):
             *_, since_s, kept = last[cause]
             ago = "" if since_s is None else f" {_duration(now_s - since_s)} ago"
             instead = "" if kept is None else f", to keep {said_of(kept)}"
-            parts.append(f"{num_tokens:,}: {_SAID[cause].format(ago=ago, diverged=diverged, kept=instead)}")
+            since = f" since the flush{ago}" if ago else ""
+            said = _SAID[cause].format(ago=ago, diverged=diverged, kept=instead, since=since)
+            parts.append(f"{num_tokens:,}: {said}")
         return "; ".join(parts)
 
 
 class Misses:
     """Explains the requests of one tree."""
 
-    def __init__(self, tree: RadixTree, flushed: RadixTree | None = None) -> None:
-        """`flushed` is the tree before the last flush."""
+    def __init__(self, tree: RadixTree, flushed_s: float | None = None) -> None:
+        """`flushed_s` is when the cache was last flushed; None if it never was."""
         self._tree = tree
-        self._flushed = None if flushed is None else Flushed(flushed)
+        self._flushed_s = flushed_s
 
     def explain(self, lease: Lease, grid_tokens: int = 1) -> Explanation:
         """Why the request of `lease` misses what it misses now, as it resumes from the state that was matched.
@@ -239,36 +237,28 @@ class Misses:
             if seen == usable:
                 parts.append((last, _PAGE_ROUNDING, None, None))
             else:
-                self._add_unknown(parts, request, match, seen, usable)
+                self._add_unknown(parts, request, seen, usable)
         parts.append((prompt_end, _LAST_TOKEN, None, None))
         return Explanation(prompt_end, hit, seen if seen < usable else last, parts)
 
-    def _add_unknown(self, parts: list[Part], request: Request, match: Match, seen: int, usable: int) -> None:
+    def _add_unknown(self, parts: list[Part], request: Request, seen: int, usable: int) -> None:
         """Add the misses beyond `seen`, which is all that this name space knows; `usable` is in whole units."""
         start, roots, namespace = seen, self._tree.roots, request.namespace
-        if self._flushed is not None:
-            known = min(self._flushed.num_known_tokens(request, match), usable)
-            if known > start:
-                parts.append((known, _FLUSHED, None, None))
-                start = known
         if len(roots) > (namespace in roots):
             known = min(self._known_elsewhere(request.path, namespace), usable)
             if known > start:
-                parts.append((known, _OTHER_NAMESPACE, None, None))
+                parts.append((known, _OTHER_NAMESPACE, self._flushed_s, None))
                 start = known
         last = request.num_prompt_tokens - 1
         if last > start:
-            parts.append((last, _FIRST_SEEN, None, None))
+            parts.append((last, _FIRST_SEEN, self._flushed_s, None))
 
     def _known_elsewhere(self, path: bytes, namespace: int) -> int:
         """Tokens of `path` that the newest of the other name spaces know."""
         tree, known, num_left = self._tree, 0, _MAX_NAMESPACES
-        first = path[: tree.unit_bytes]
         for each in reversed(tree.roots):
             if each != namespace:
-                root = tree.roots[each]
-                if first in root.children:
-                    known = max(known, tree.follow(path, root, 0)[1])
+                known = max(known, tree.num_known_tokens(path, each))
                 num_left -= 1
                 if not num_left:
                     break

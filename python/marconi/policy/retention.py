@@ -7,7 +7,7 @@ same name space is evicted in its place (`HybridCache.evict`):
 
     the victim is any state of a name space that has demoted some     the one demoted first
     the victim is retained                                            the state of its name space that is next to evict
-                                                                      and not retained; if there is none, the victim
+                                                                      and not retained; if none is found, the victim
 
 A retained state that has been paid for trades places. If n states of others stood between it and the state that paid,
 it is *set aside* for the next n evictions and then is a victim like any other, which pays again while it is retained.
@@ -32,8 +32,10 @@ MAX_RETAINED: Final = 64
 """States a name space."""
 MAX_DEMOTED: Final = 64
 """States a name space."""
-MAX_PASSED: Final = 64
-"""States of others that are looked past for the one that pays; beyond, it is the one that was used longest ago."""
+MAX_PASSED: Final = 32
+"""States of others that are looked past for the one that pays."""
+MAX_LOOKED_AT: Final = 256
+"""Nodes of its name space that are looked at where none pays among those; the one that was used longest ago does."""
 
 
 class _Wishes:
@@ -201,9 +203,12 @@ def may_pay(node: Node, need: Need) -> bool:
 
 
 def held_below(root: Node) -> Iterator[Node]:
-    """The live nodes below `root`."""
-    stack = list(root.live_children)
-    while stack:
-        node = stack.pop()
-        stack.extend(node.live_children)
+    """The first `MAX_LOOKED_AT` of the live nodes below `root`, one path after the other, the oldest first."""
+    stack = [iter(root.live_children)]
+    for _ in range(MAX_LOOKED_AT):
+        while (node := next(stack[-1], None)) is None:
+            stack.pop()
+            if not stack:
+                return
+        stack.append(iter(node.live_children))
         yield node

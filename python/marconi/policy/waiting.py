@@ -19,14 +19,18 @@ others have gone.
 `AwaitedStates` counts which states waiting requests would start from, for the cache (`hybrid_cache.py`): they are
 evicted last. It knows no tree, and the cache writes `Node.first_waiting` from it.
 
+Invariant: whoever is reported to the cache is in `WaitingPrompts`, and goes from both at once. One whose prompt has no
+whole unit has no node in the index, and is known all the same.
+
 Requests are known by any hashable key. Owner: whoever owns the queue, a scheduler or a replay.
 """
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Set
 from typing import Final, NamedTuple
 
 from marconi.policy.request import Request
-from marconi.tree import Match, Node, RadixTree
+from marconi.tree import Match, Node, RadixTree, check_invariants
 
 MIN_SAVED_TOKENS: Final = 32
 """Stock SGLang's threshold for prompts that wait together (`IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`)."""
@@ -39,6 +43,8 @@ _PROBE_BYTES: Final = 256
 class _Pending(NamedTuple):
     request: Request
     depths: frozenset[int]
+    shares: dict[tuple[bytes, int], bool]
+    """By prompt and depth, whether the prompt runs through the state there: every pass asks for all that wait."""
 
 
 class WaitingPrompts:
@@ -48,7 +54,8 @@ class WaitingPrompts:
         """`unit_tokens` and `ids_per_unit` are those of the tree whose states are waited for."""
         self._index = RadixTree(unit_tokens, ids_per_unit=ids_per_unit)
         self._max_tokens = max_tokens
-        self._nodes: dict[Hashable, Node] = {}
+        self._nodes: dict[Hashable, Node | None] = {}
+        """None of a prompt without a whole unit."""
         self._pending: dict[Hashable, _Pending] = {}
 
     def __len__(self) -> int:
@@ -58,8 +65,13 @@ class WaitingPrompts:
         return key in self._nodes
 
     def keys(self) -> Set[Hashable]:
-        """Those in the index."""
+        """Those that wait."""
         return self._nodes.keys()
+
+    @property
+    def pending(self) -> Set[Hashable]:
+        """Those that will leave states."""
+        return self._pending.keys()
 
     @property
     def is_full(self) -> bool:
@@ -72,6 +84,7 @@ class WaitingPrompts:
         """A request waits."""
         index = self._index
         num_tokens = min(request.num_prompt_tokens, request.num_known_tokens) // index.unit_tokens * index.unit_tokens
+        self._nodes[key] = None
         if num_tokens:
             (node,) = index.insert(request.path[: index.offset(num_tokens)], [num_tokens], request.namespace)
             index.lock(node)
@@ -81,6 +94,8 @@ class WaitingPrompts:
     def remove(self, key: Hashable) -> None:
         """A request waits no longer."""
         index, node = self._index, self._nodes.pop(key)
+        if node is None:
+            return
         index.unlock(node)
         if not node.num_locks:
             index.evict(node)
@@ -88,7 +103,7 @@ class WaitingPrompts:
 
     def shared(self, key: Hashable, num_cached_tokens: int) -> list[int]:
         """Depths beyond `num_cached_tokens` at which others that wait leave the prompt of one, the deepest first."""
-        node: Node | None = self._nodes.get(key)
+        node = self._nodes.get(key)
         if node is None:
             return []
         is_shared = node.depth > num_cached_tokens and (node.num_locks > 1 or node.live_children)
@@ -109,7 +124,7 @@ class WaitingPrompts:
 
     def expect(self, key: Hashable, request: Request, depths: Collection[int]) -> None:
         """A request in prefill will leave states at `depths`, in place of what was expected of it."""
-        self._expect(key, _Pending(request, frozenset(depths)))
+        self._expect(key, _Pending(request, frozenset(depths), {}))
 
     def arrived(self, key: Hashable, depth: int) -> None:
         """The state at `depth` of a request in prefill has come, or will not."""
@@ -127,10 +142,17 @@ class WaitingPrompts:
         num_to_compute = request.num_prompt_tokens - num_cached
         worth = num_cached + max(MIN_SAVED_TOKENS, int(MIN_SAVED_SHARE * num_to_compute))
         return any(
-            worth <= depth < request.num_prompt_tokens and self._share(request, pending.request, depth)
+            worth <= depth < request.num_prompt_tokens and self._runs_through(request, pending, depth)
             for pending in self._pending.values()
             for depth in pending.depths
         )
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` unless the index holds the prompts of those that wait, and no others."""
+        check_invariants(self._index)
+        num_locks = Counter(node for node in self._nodes.values() if node is not None)
+        held = {node: node.num_locks for node in self._index.nodes() if node.has_state}
+        assert held == num_locks, f"{held}: the index has other prompts than {num_locks}"
 
     def _expect(self, key: Hashable, pending: _Pending) -> None:
         if pending.depths:
@@ -138,16 +160,24 @@ class WaitingPrompts:
         else:
             self._pending.pop(key, None)
 
+    def _runs_through(self, request: Request, pending: _Pending, depth: int) -> bool:
+        if request.namespace != pending.request.namespace:
+            return False
+        # The hash of bytes is computed once, and bytes are first compared by identity.
+        asked = request.path, depth
+        if asked not in pending.shares:
+            pending.shares[asked] = self._share(request, pending.request, depth)
+        return pending.shares[asked]
+
     def _share(self, request: Request, other: Request, num_tokens: int) -> bool:
-        """True if two prompts begin with the same `num_tokens` tokens; little of them is compared before all is."""
+        """True if two prompts begin with the same `num_tokens` tokens; no token is copied but those looked at first."""
         left, right, size = request.path, other.path, self._index.offset(num_tokens)
-        start, end = slice(min(size, _PROBE_BYTES)), slice(max(size - _PROBE_BYTES, 0), size)
+        near = min(size, _PROBE_BYTES)
         return (
-            request.namespace == other.namespace
-            and len(left) >= size
-            and left[start] == right[start]
-            and left[end] == right[end]
-            and left[:size] == right[:size]
+            len(left) >= size
+            and left[:near] == right[:near]
+            and left[size - near : size] == right[size - near : size]
+            and left.startswith(memoryview(right)[:size])
         )
 
     def _depths_above(self, node: Node, num_tokens: int) -> Iterator[int]:
@@ -172,6 +202,10 @@ class AwaitedStates:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._waiting
 
+    def keys(self) -> Set[Hashable]:
+        """Those that wait."""
+        return self._waiting.keys()
+
     def put(self, key: Hashable, state: Node) -> tuple[Node, ...]:
         """Note that the request of `key` would start from `state`; a request that waits already keeps its place.
 
@@ -194,6 +228,18 @@ class AwaitedStates:
     def first(self, state: Node) -> int | None:
         """Place of the first request that would start from `state`; None if there is none, or for a root."""
         return next(iter(self._of_state.get(state, {}).values()), None)
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` unless every state has the requests that would start from it, and no others."""
+        of_state: dict[Node, dict[Hashable, int]] = {}
+        for key, (place, state) in self._waiting.items():
+            # One that was evicted, and forgotten since, has no parent either.
+            if state.depth:
+                of_state.setdefault(state, {})[key] = place
+        wrong = {
+            state for state in of_state.keys() | self._of_state if of_state.get(state) != self._of_state.get(state)
+        }
+        assert not wrong, f"{wrong}: others would start from them than those who wait"
 
     def _drop(self, key: Hashable, state: Node) -> Node:
         if (requests := self._of_state.get(state)) is not None:

@@ -37,6 +37,7 @@ from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
 from marconi.replay.policies import ReplayTarget
 from marconi.replay.policies.block import BlockServer
+from marconi.replay.tuned import TunedServer
 
 
 def nearest_rank(rising: Sequence[float], percent: int) -> float:
@@ -85,7 +86,7 @@ class PolicyResult:
     mamba_full_memory_ratio: float | None
     """Bytes for states over bytes for KV that it ran at; None without a pool of each."""
     chosen: str | None
-    """For the best of several policies in hindsight, which one it was."""
+    """For the best of several policies in hindsight, which one it was; for a rule that is tuned, its number."""
     num_requests: int
     num_prompt_tokens: int
     num_hit_tokens: int
@@ -314,7 +315,7 @@ def summarise(
         memory_bytes=label.memory_bytes,
         host_bytes=label.host_bytes,
         mamba_full_memory_ratio=target.mamba_ratio,
-        chosen=None,
+        chosen=f"alpha {cache.rule.weight:g}" if isinstance(cache, TunedServer) and cache.rule.is_tuned else None,
         num_requests=len(trace.requests),
         num_prompt_tokens=sum(request.num_prompt_tokens for request in trace.requests),
         num_hit_tokens=sum(outcome.hit_tokens),

@@ -12,6 +12,9 @@ is dropped.
 
 A worker has a name of its own in its events; the fleet knows it by another, its URL. Sockets belong to the thread, so
 requests are passed there as calls and are made at its next turn.
+
+No error ends this: the thread closes its sockets and connects anew, the loop forgets what workers hold, and snapshots
+bring it back. Until that has worked, `EventFeed.why_not_fed` says why the index is not to be believed.
 """
 
 import asyncio
@@ -32,7 +35,7 @@ from marconi.events.address import Keys, require_private
 from marconi.events.base import Batch, ReplayEnd, Snapshot
 from marconi.events.codec import Decoder, Limits, Malformed
 from marconi.events.publisher import END, SNAPSHOT
-from marconi.router.sync import Fleet
+from marconi.router.sync import Fleet, State
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,11 @@ _MAX_REQUESTS: Final = 4
 _POLL_S: Final = 0.02
 _REQUEST_S: Final = 0.1
 """Time between two looks at what to request, where nothing arrives."""
+_RETRY_S: Final = 0.1
+_MAX_RETRY_S: Final = 5.0
+"""Time between two attempts to connect anew, doubled from the first to the second."""
+_SILENT_S: Final = 10.0
+"""A thread that took no turn for so long hangs."""
 
 
 class Dropped(StrEnum):
@@ -89,22 +97,38 @@ class Subscriber:
         self._keys = keys
         self._limits = limits
         self._decoder = Decoder(limits)
+        self._workers: dict[str, WorkerSockets] = {}
+        self._open()
+
+    def _open(self) -> None:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: dict[str, _Sockets] = {}
 
     def add(self, sockets: WorkerSockets) -> None:
         """Subscribe to a worker; `ValueError` for a name that is there, or an address that needs keys."""
-        if sockets.worker in self._sockets:
+        if sockets.worker in self._workers:
             raise ValueError(f"a worker's name must be new, got {sockets.worker!r} twice")
         for address in (sockets.events, sockets.replay):
             require_private(address, self._keys)
+        self._subscribe(sockets)
+        self._workers[sockets.worker] = sockets
+
+    def reconnect(self) -> None:
+        """Close all sockets, and subscribe anew to the same workers; after an error it can be called again."""
+        self.close()
+        self._open()
+        for sockets in self._workers.values():
+            self._subscribe(sockets)
+
+    def _subscribe(self, sockets: WorkerSockets) -> None:
         events, requests = self._connect(zmq.SUB, sockets.events), self._connect(zmq.DEALER, sockets.replay)
         events.subscribe(b"")
         self._sockets[sockets.worker] = _Sockets(events, requests)
 
     def remove(self, worker: str) -> None:
         """Unsubscribe from a worker; `KeyError` for one that is not known."""
+        del self._workers[worker]
         for socket in self._sockets.pop(worker):
             self._poller.unregister(socket)
             socket.close(linger=0)
@@ -116,7 +140,7 @@ class Subscriber:
     @property
     def workers(self) -> list[str]:
         """The names of the workers that it is subscribed to."""
-        return list(self._sockets)
+        return list(self._workers)
 
     def request(self, worker: str, first_batch: int | None) -> None:
         """Request a replay from `first_batch` on, or a snapshot; dropped where too many requests wait.
@@ -207,12 +231,16 @@ class EventFeed:
         self._thread = threading.Thread(target=self._poll, name="marconi-router-events", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_working = False
+        self._turned_s = 0.0
+        """When the thread last took a turn."""
+        self._why_unheard = self._why_unapplied = ""
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, fleet: Callable[[], Fleet]) -> None:
         """Feed the fleet that `fleet` returns at the time, on the running loop."""
         self._fleet = fleet
         self._loop = asyncio.get_running_loop()
+        self._turned_s = time.monotonic()
         self._thread.start()
         self._request_again()
 
@@ -223,6 +251,16 @@ class EventFeed:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    @property
+    def why_not_fed(self) -> str:
+        """Why the index does not follow its workers now, in words; empty while it does."""
+        if why := self._why_unheard or self._why_unapplied:
+            return why
+        if not self._thread.is_alive():
+            return "the thread that reads workers' events has ended"
+        silent_s = time.monotonic() - self._turned_s
+        return f"workers' events were last read {silent_s:.0f} s ago" if silent_s > _SILENT_S else ""
 
     def subscribe(self, name: str, sockets: WorkerSockets) -> None:
         """Subscribe to the worker that the fleet knows as `name`; `ValueError` if another publishes by its name."""
@@ -241,18 +279,33 @@ class EventFeed:
 
     def _poll(self) -> None:
         assert self._loop is not None
+        retry_s = _RETRY_S
         try:
             while not self._closing.is_set():
-                while self._calls:
-                    self._call(self._calls.popleft())
-                messages = self.subscriber.poll(_POLL_S)
-                if messages:
-                    self._loop.call_soon_threadsafe(self._receive, messages)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
+                try:
+                    if self._why_unheard:
+                        self.subscriber.reconnect()
+                    self._turn()
+                    self._why_unheard, retry_s = "", _RETRY_S
+                except Exception as error:
+                    if self._loop.is_closed():
+                        return
+                    if not self._why_unheard:
+                        logger.exception("marconi: workers' events cannot be read; subscribing anew")
+                    self._why_unheard = f"workers' events cannot be read ({type(error).__name__})"
+                    self._closing.wait(retry_s)
+                    self._turned_s, retry_s = time.monotonic(), min(2 * retry_s, _MAX_RETRY_S)
         finally:
             self.subscriber.close()
+
+    def _turn(self) -> None:
+        assert self._loop is not None
+        self._turned_s = time.monotonic()
+        while self._calls:
+            self._call(self._calls.popleft())
+        messages = self.subscriber.poll(_POLL_S)
+        if messages:
+            self._loop.call_soon_threadsafe(self._receive, messages)
 
     def _call(self, call: Callable[[], None]) -> None:
         try:
@@ -266,20 +319,40 @@ class EventFeed:
     def _receive(self, messages: Sequence[Message]) -> None:
         assert self._fleet is not None
         fleet, now_s = self._fleet(), time.monotonic()
-        for message in messages:
-            name = self._names.get(message.worker)
-            # The fleet counts what still arrives from a worker that was unsubscribed from.
-            fleet.receive(replace(message, worker=name or message.worker), now_s)
-        self._request()
+        try:
+            for message in messages:
+                name = self._names.get(message.worker)
+                # The fleet counts what still arrives from a worker that was unsubscribed from.
+                fleet.receive(replace(message, worker=name or message.worker), now_s)
+            self._request()
+        except Exception as error:
+            self._begin_again(fleet, error)
         if not self._is_working:
             self._work()
 
     def _work(self) -> None:
         assert self._loop is not None
         assert self._fleet is not None
-        self._is_working = self._fleet().work()
+        fleet = self._fleet()
+        try:
+            self._is_working = fleet.work()
+        except Exception as error:
+            self._is_working = False
+            self._begin_again(fleet, error)
         if self._is_working:
             self._loop.call_soon(self._work)
+        elif self._why_unapplied:
+            known = [fleet.state(name) for name in self._names.values() if name in fleet.index.workers]
+            self._why_unapplied = self._why_unapplied if State.UNKNOWN in known else ""
+
+    def _begin_again(self, fleet: Fleet, error: Exception) -> None:
+        """Forget what all workers hold, which may be half of it: snapshots are requested, and tell all."""
+        if not self._why_unapplied:
+            logger.error("marconi: workers' events cannot be applied; all is read anew", exc_info=error)
+        self._why_unapplied = f"workers' events cannot be applied ({type(error).__name__})"
+        for worker in list(fleet.index.workers):
+            fleet.remove_worker(worker)
+            fleet.add_worker(worker)
 
     def _request(self) -> None:
         assert self._fleet is not None
@@ -294,5 +367,9 @@ class EventFeed:
 
     def _request_again(self) -> None:
         assert self._loop is not None
-        self._request()
+        assert self._fleet is not None
+        try:
+            self._request()
+        except Exception as error:
+            self._begin_again(self._fleet(), error)
         self._timer = self._loop.call_later(_REQUEST_S, self._request_again)

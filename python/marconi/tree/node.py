@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -92,6 +93,10 @@ class Absence(NamedTuple):
     """The state kept instead of the evicted one; None if the rule named none."""
 
 
+NONE_BELOW: Final[Any] = MappingProxyType[Any, Any]({})
+"""In place of a dictionary for each node without children: most ghosts have none. It refuses to be written to."""
+
+
 class Node:
     """A span of a path. `depth` and every count of tokens are in tokens, `key` is packed ids."""
 
@@ -100,7 +105,6 @@ class Node:
         "children",
         "depth",
         "first_waiting",
-        "flushed",
         "has_state",
         "held_since_s",
         "host_copy",
@@ -128,9 +132,9 @@ class Node:
         """Tokens from the root to the end of the span."""
         self.serial = serial
         """Order of creation; breaks ties between equal nodes."""
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, Node] = NONE_BELOW
         """Live nodes and ghosts, by the first unit of their span."""
-        self.live_children: dict[Node, None] = {}
+        self.live_children: dict[Node, None] = NONE_BELOW
         """Those of `children` that are live: of a prefix that many came through most are ghosts."""
         self.is_live = True
         self.has_state = False
@@ -143,9 +147,6 @@ class Node:
         """Those of `children` whose KV the host holds; None as long as there was none."""
         self.absences: list[Absence] | None = None
         """Depths within its span where a state is missed, rising; None as long as there was none."""
-        self.flushed: tuple[int, int] | None = None
-        """How its prefix compares with the tree before the last flush (`policy/flushed.py`): the depth up to which it
-        was compared, and the serial number of the node there; None if it was not compared."""
         self.num_locks = 0
         """Requests that use this node's state; a locked node is never evicted."""
         self.num_hits = 0

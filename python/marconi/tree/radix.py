@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from marconi.tree.memory import Memory
-from marconi.tree.node import ID_BYTES, Node, common_bytes
+from marconi.tree.node import ID_BYTES, NONE_BELOW, Node, common_bytes
 
 
 class Match(NamedTuple):
@@ -172,29 +172,16 @@ class RadixTree:
                     hosted = node
         return Match(best, known if live < 0 else live, known, diverges, left, ghost, last, hosted)
 
-    def follow(self, path: bytes, start: Node, depth: int) -> tuple[Node, int]:
-        """The node in whose span, or at whose end, `path` leaves the tree, and how many tokens of `path` are known.
-
-        The first `depth` tokens of `path`, which end in the span of `start` or at its end, are known and not compared.
-        """
-        unit, unit_bytes = self.unit_tokens, self.unit_bytes
-        position = depth // unit * unit_bytes
-        if depth < start.depth:
-            passed = len(start.key) - (start.depth - depth) // unit * unit_bytes
-            shared = common_bytes(start.key, path, unit_bytes, passed, position)
-            position += shared
-            if passed + shared < len(start.key):
-                return start, position // unit_bytes * unit
-        while True:
-            node = start.children.get(path[position : position + unit_bytes])
-            if node is None:
-                return start, start.depth
-            key = node.key
-            if not path.startswith(key, position):
-                position += common_bytes(key, path, unit_bytes, 0, position)
-                return node, position // unit_bytes * unit
-            start = node
-            position += len(key)
+    def num_known_tokens(self, path: bytes, namespace: int) -> int:
+        """Tokens of `path` that a name space knows, as KV or as ghosts."""
+        node, unit_bytes, position = self.roots[namespace], self.unit_bytes, 0
+        while (child := node.children.get(path[position : position + unit_bytes])) is not None:
+            if not path.startswith(child.key, position):
+                position += common_bytes(child.key, path, unit_bytes, 0, position)
+                break
+            node = child
+            position += len(child.key)
+        return position // unit_bytes * self.unit_tokens
 
     def insert(
         self, path: bytes, checkpoints: Sequence[int], namespace: int = 0, start: Node | None = None
@@ -302,6 +289,8 @@ class RadixTree:
             depth = node.depth + (target - position) // self.unit_bytes * self.unit_tokens
             child = Node(path[position:target], node, depth, self._next_serial())
             child.is_live = False
+            if not node.children:
+                node.children = {}
             node.children[self._first(child)] = child
             return child
         key = child.key
@@ -330,7 +319,7 @@ class RadixTree:
         parent.children[self._first(upper)] = upper
         node.key = node.key[size:]
         node.parent = upper
-        upper.children[self._first(node)] = node
+        upper.children = {self._first(node): node}
         upper.is_live, upper.is_hosted = node.is_live, node.is_hosted
         if node.is_hosted:
             assert parent.hosted_children is not None
@@ -341,7 +330,8 @@ class RadixTree:
                 self.host_memory.split(upper, node)
         if node.is_live:
             del parent.live_children[node]
-            parent.live_children[upper] = upper.live_children[node] = None
+            parent.live_children[upper] = None
+            upper.live_children = {node: None}
             self.num_nodes += 1
             self._changed.append(node)
             if self.memory is not None:
@@ -359,6 +349,8 @@ class RadixTree:
         if len(parent.live_children) == 1:
             self._note_only_leaf(parent)
         node.is_live = True
+        if not parent.live_children:
+            parent.live_children = {}
         parent.live_children[node] = None
         self.num_tokens += node.depth - parent.depth
         self.num_nodes += 1
@@ -371,7 +363,9 @@ class RadixTree:
         """Make a live node without live children a ghost; returns its parent."""
         parent = node.parent
         assert parent is not None
-        node.is_live = False
+        node.is_live, node.live_children = False, NONE_BELOW
+        if not node.children:
+            node.children = NONE_BELOW
         del parent.live_children[node]
         self.num_tokens -= node.depth - parent.depth
         self.num_nodes -= 1
@@ -440,8 +434,6 @@ class RadixTree:
         child.key = node.key + child.key
         if node.absences:
             child.absences = node.absences + (child.absences or [])
-        if child.flushed is None:
-            child.flushed = node.flushed
         child.parent = parent
         parent.last_pass_s = max(parent.last_pass_s, node.last_pass_s)
         parent.children[self._first(child)] = child
@@ -450,7 +442,7 @@ class RadixTree:
         node.is_live = False
         node.parent = None
         # `live_children` stays: a rule that hears of the node may ask whether something continued it.
-        node.children, node.key = {}, b""
+        node.children, node.key = NONE_BELOW, b""
         self.num_nodes -= 1
         self._changed.append(node)
         self._changed.append(child)

@@ -87,8 +87,6 @@ class Prediction:
         self._sent = sent
         self._requests = [each.request for each in sent]
         self._waiting = WaitingPrompts(server.page_tokens, server.page_tokens)
-        self._leaving: list[int] = []
-        """Requests that had ended before the server looked at its queue again, as it does when the next one waits."""
         self._runs: dict[int, RunningRequest] = {}
         self._decoding: dict[int, int] = {}
         """Tokens for which those that have been prefilled have memory."""
@@ -148,21 +146,11 @@ class Prediction:
     # The queue
 
     def _queue(self, index: int) -> None:
-        self._look_at_queue()
         request = self._requests[index]
         self._waiting.add(index, request)
         self._server.hybrid.queue((), [(index, self._server.hybrid.match(request).checkpoint)])
 
     def _unqueue(self, index: int) -> None:
-        self._look_at_queue()
-        self._remove(index)
-
-    def _look_at_queue(self) -> None:
-        for each in self._leaving:
-            self._remove(each)
-        self._leaving = []
-
-    def _remove(self, index: int) -> None:
         if index in self._waiting:
             self._waiting.remove(index)
             self._server.hybrid.queue([index], ())
@@ -188,7 +176,6 @@ class Prediction:
     def _match(self, index: int, at_s: float) -> None:
         """Lock the state that it resumes from, and take a slot for a copy."""
         server, request = self._server, self._requests[index]
-        self._look_at_queue()
         self._rematch(index)
         if server.fits(request):
             source = server.hybrid.match(request).checkpoint
@@ -203,8 +190,6 @@ class Prediction:
             line = f"hit 0 of {request.num_prompt_tokens:,}; does not fit into the pools"
             self._predicted[index] = Predicted(0, line)
             return
-        if steps.unqueued is None and index in self._waiting:
-            self._leaving.append(index)
         run.now_s = at_s
         shared = (*self._waiting.shared(index, run.num_hit_tokens), *steps.elsewhere)
         run.begin(shared, steps.asked, steps.next_turn)

@@ -77,17 +77,19 @@ def checkpoint(
     outside the pool.
     """
     require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool)
-    if not len(spans):
-        return
     k, corrected_values, decay_sums, chunk_states = delta_rule.of_batch(k, corrected_values, decay_sums, chunk_states)
     dtype = torch.promote_types(corrected_values.dtype, torch.float32)
-    keys, values, sums = spans.gather(dtype, k, corrected_values, decay_sums)
-    at_end = spans.at_end(decay_sums, dtype)
-    weight = spans.decay_to_end(sums, at_end)[..., None]
-    keys = keys.repeat_interleave(values.shape[2] // k.shape[1], 2)
-    written = torch.einsum("cthv,cthk->chvk", weight * values, keys)
-    states = at_end.exp()[..., None, None] * chunk_states[spans.chunks].to(dtype) + written
-    pool[spans.slots] = states.to(pool.dtype)
+    # One span after the other: there are few, and slices take a CPU less than half the time of gathering them all.
+    for _, chunk, start, end, slot in spans.rows():
+        state = chunk_states[chunk].to(dtype)
+        if start < end:
+            sums, keys = decay_sums[start:end].to(dtype), k[start:end].to(dtype)
+            at_end = sums[-1]
+            weighted = (at_end - sums).exp()[..., None] * corrected_values[start:end].to(dtype)
+            # Value heads that share a key head lie side by side.
+            written = weighted.reshape(len(keys), k.shape[1], -1).permute(1, 2, 0) @ keys.transpose(0, 1)
+            state = at_end.exp()[:, None, None] * state + written.view(state.shape)
+        pool[slot] = state
 
 
 def advance(

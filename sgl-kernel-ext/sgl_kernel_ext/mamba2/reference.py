@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sgl_kernel_ext import varlen
 from sgl_kernel_ext.arguments import require, require_one_dtype, require_shared
-from sgl_kernel_ext.checkpoints import Spans
+from sgl_kernel_ext.checkpoints import NO_CHUNK, Spans
 from sgl_kernel_ext.state_pool import StateSlots, initial_states
 
 
@@ -132,21 +132,21 @@ def checkpoint(
     other shapes and dtypes, for spans of another grid, and for a slot outside the pool.
     """
     require_checkpoint(x, delta, decay_sums, B, chunk_states, initial_states, chunk_size, spans, pool)
-    if not len(spans):
-        return
     dtype = torch.promote_types(x.dtype, torch.float32)
     # (num_grid_chunks * chunk_size, num_heads): the grid as the tokens that lie on it.
     step_sizes, sums = (grid.flatten(1).T for grid in (delta, decay_sums))
-    inputs, inflow, own_steps, own_sums = spans.gather(dtype, x, B, step_sizes, sums)
-    at_end = spans.at_end(sums, dtype)
-    is_inside = (spans.ends > spans.starts) & (spans.starts % chunk_size > 0)
-    before = torch.where(is_inside[:, None], sums[(spans.starts - 1).clamp(0)].to(dtype), 0)
-    weight = spans.decay_to_end(own_sums, at_end) * own_steps
-    inflow = inflow.repeat_interleave(x.shape[1] // B.shape[1], 2)
-    written = torch.einsum("cthp,cthn->chpn", weight[..., None] * inputs, inflow)
-    starts = spans.start_states(chunk_states, initial_states, pool.shape[1:], dtype)
-    states = (at_end - before).exp()[..., None, None] * starts + written
-    pool[spans.slots] = states.to(pool.dtype)
+    for sequence, chunk, start, end, slot in spans.rows():
+        held, row = (initial_states, sequence) if chunk == NO_CHUNK else (chunk_states, chunk)
+        state = x.new_zeros((), dtype=dtype) if held is None else held[row].to(dtype)
+        if start < end:
+            at_end, own = sums[end - 1].to(dtype), slice(start, end)
+            weight = (at_end - sums[own].to(dtype)).exp() * step_sizes[own].to(dtype)
+            inputs, inflow = weight[..., None] * x[own].to(dtype), B[own].to(dtype)
+            # Heads that share a group lie side by side.
+            written = inputs.reshape(end - start, B.shape[1], -1).permute(1, 2, 0) @ inflow.transpose(0, 1)
+            passed = at_end - sums[start - 1].to(dtype) if start % chunk_size else at_end
+            state = passed.exp()[:, None, None] * state + written.view(pool.shape[1:])
+        pool[slot] = state
 
 
 def decode(

@@ -87,20 +87,15 @@ def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tens
     the pool.
     """
     require_checkpoint(x, states, spans, pool)
-    if not len(spans):
-        return
     num_kept = pool.shape[2]
-    places = torch.arange(num_kept, device=pool.device)
-    tokens = spans.ends[:, None] - num_kept + places
-    is_input = tokens >= spans.starts[:, None]
-    windows = x[torch.where(is_input, tokens, 0)] if x.shape[0] else x.new_zeros(*tokens.shape, x.shape[1])
-    windows = windows.transpose(1, 2).to(pool.dtype)
-    before = torch.zeros_like(windows)
-    if states is not None:
-        kept = (places + (spans.ends - spans.starts)[:, None]).clamp(max=num_kept - 1)
-        held = states.read(pool.dtype)[spans.sequences]
-        before = held.gather(2, kept[:, None].expand_as(held))
-    pool[spans.slots] = torch.where(is_input[:, None], windows, before)
+    rows = spans.rows()
+    goes_on = states is not None and any(end - start < num_kept for _, _, start, end, _ in rows)
+    before = states.read(pool.dtype) if states is not None and goes_on else None
+    for sequence, _, start, end, slot in rows:
+        window, num_new = pool[slot], min(end - start, num_kept)
+        if num_new < num_kept:
+            window[:, : num_kept - num_new] = 0 if before is None else before[sequence, :, num_new:]
+        window[:, num_kept - num_new :] = x[end - num_new : end].T
 
 
 def decode(

@@ -1,34 +1,21 @@
-"""S3-FIFO: a small queue that most blocks leave quickly, a main queue for those that were used again, and ghosts.
+"""S3-FIFO as replays of the Mooncake format count it: a small, a main and a ghost queue, each bounded by itself.
 
-Source: Yang et al., *FIFO queues are all you need for cache eviction* (SOSP 2023), Algorithm 1, with the small queue's
-size as the Mooncake-format replays round it.
-
-    sizes     small = round(capacity / 10), half to even (5 -> 0, 15 -> 2, 25 -> 2); main = capacity - small;
-              ghosts = main
+    sizes     small = round(capacity * 0.1), half to even, at least 1; main = capacity - small; ghosts = main
     hit       counter = min(counter + 1, 3); no block moves
-    miss      was the block a ghost? Then it leaves the ghosts
-              while small + main hold `capacity` blocks: evict
-              a ghost  -> to the newest end of main, counter 0
-              no ghost -> to the newest end of small, counter 0
-    evict     small holds its size or more, and any block -> from small, else from main
-      small   oldest first: counter >= 2 -> to main, *with its counter*; where main then holds more than its size, evict
-              from main; go on with the next. Counter < 2 -> it becomes a ghost; done
-      main    oldest first: counter >= 1 -> back to the newest end with counter - 1; go on. Counter 0 -> gone; done
-      ghosts  a queue of ids without content, the oldest dropped beyond its size; never resident, never a hit
+    miss      a ghost -> leaves the ghosts, to main with counter 0; no ghost -> to small with counter 0
+    to small  while small holds its size, its oldest leaves: counter >= 1 -> to main, *with its counter*;
+              counter 0 -> it becomes a ghost. Then the block is the newest of small
+    to main   while main holds its size, its oldest: counter >= 1 -> the newest of main, with counter - 1;
+              counter 0 -> it becomes a ghost, and there is room. Then the block is the newest of main
+    ghosts    ids without content, the oldest dropped where they are full; never resident, never a hit
 
-What the sources leave open, and the choice here:
+Small gives blocks up while the cache still has room, and main fills by second uses alone, so the cache may end with
+fewer blocks than its capacity. In this the form differs from Algorithm 1 of Yang et al., *FIFO queues are all you need
+for cache eviction* (SOSP 2023): there nothing is evicted before the cache is full, a promotion takes two hits, and
+what leaves main is no ghost.
 
-- *Promotion threshold.* The paper's text says "accessed more than once", its Algorithm 1 `freq > 1` with the counter 0
-  on admission, libCacheSim `move-to-main-threshold=2` (`S3FIFO.c`, `S3FIFOv0.c`): two hits, not one. So it is here.
-- *Counter of a promoted block.* Kept, as in Algorithm 1; the paper's text clears it, libCacheSim inserts anew.
-- *A full main* at a promotion is one that the promoted block takes beyond its size, not to it.
-- *Sizes are targets.* As in Algorithm 1 and `S3FIFOv0.c`, nothing is evicted before the cache is full, so small first
-  grows beyond its size; ghosts that return while there is room may take main beyond its own. Only the sum is bounded.
-- *When is it a ghost?* When it is accessed, before room is made for it, as in libCacheSim. Algorithm 1 asks after the
-  eviction, which may just have dropped it: blocks that return in the order in which they left, as those of a prefix do,
-  would each miss their ghost by one.
-- *Small of size 0* (capacity 2 to 5): new blocks still enter small, and it is then always the first to be evicted from.
-- *Capacity 1* leaves one of the two queues no block: refused.
+Of a capacity of 2 to 5, a tenth rounds to no block; small has one all the same, so that a new block can enter. With 1
+there would be no main: refused.
 """
 
 from collections import OrderedDict, deque
@@ -39,8 +26,6 @@ from marconi.baselines.block.base import BlockCache
 
 MAX_COUNTER = 3
 """Where a block's counter saturates: two bits."""
-PROMOTION_COUNTER = 2
-"""The least counter with which a block moves from small to main."""
 
 
 class S3FifoBlockCache(BlockCache):
@@ -51,10 +36,10 @@ class S3FifoBlockCache(BlockCache):
 
     def __init__(self, capacity_blocks: int) -> None:
         super().__init__(capacity_blocks)
-        self.small_blocks = round(capacity_blocks / 10)
-        """Target size of the small queue."""
+        self.small_blocks = max(round(capacity_blocks * 0.1), 1)
+        """Bound of the small queue."""
         self.main_blocks = capacity_blocks - self.small_blocks
-        """Target size of the main queue, and the bound of the ghosts."""
+        """Bound of the main queue, and of the ghosts."""
         self._counter: dict[int, int] = {}
         self._small: deque[int] = deque()
         self._main: deque[int] = deque()
@@ -67,46 +52,40 @@ class S3FifoBlockCache(BlockCache):
             if counter < MAX_COUNTER:
                 self._counter[block_id] = counter + 1
             return True
-        queue = self._small
         if block_id in self._ghosts:
             del self._ghosts[block_id]
-            queue = self._main
-        while len(self._counter) >= self.capacity_blocks:
-            self._evict()
-        queue.append(block_id)
+            self._admit_to_main(block_id)
+        else:
+            self._admit_to_small(block_id)
         self._counter[block_id] = 0
         return False
 
-    def _evict(self) -> None:
-        if self._small and len(self._small) >= self.small_blocks:
-            self._evict_from_small()
-        else:
-            self._evict_from_main()
+    def _admit_to_small(self, block_id: int) -> None:
+        while len(self._small) >= self.small_blocks:
+            oldest = self._small.popleft()
+            if self._counter[oldest]:
+                self._admit_to_main(oldest)
+            else:
+                self._evict(oldest)
+        self._small.append(block_id)
 
-    def _evict_from_small(self) -> None:
-        """Make the oldest block that has not earned its promotion a ghost; promote those before it."""
-        while self._small:
-            block_id = self._small.popleft()
-            if self._counter[block_id] < PROMOTION_COUNTER:
-                del self._counter[block_id]
-                self._ghosts[block_id] = None
-                if len(self._ghosts) > self.main_blocks:
-                    self._ghosts.popitem(last=False)
-                return
-            self._main.append(block_id)
-            if len(self._main) > self.main_blocks:
-                self._evict_from_main()
+    def _admit_to_main(self, block_id: int) -> None:
+        """Make room in main, where each block that is passed over pays one count, and append."""
+        while len(self._main) >= self.main_blocks:
+            oldest = self._main.popleft()
+            if self._counter[oldest]:
+                self._counter[oldest] -= 1
+                self._main.append(oldest)
+            else:
+                self._evict(oldest)
+        self._main.append(block_id)
 
-    def _evict_from_main(self) -> None:
-        """Evict the oldest block without a chance left; each one passed over pays one."""
-        while True:
-            block_id = self._main.popleft()
-            counter = self._counter[block_id]
-            if counter == 0:
-                del self._counter[block_id]
-                return
-            self._counter[block_id] = counter - 1
-            self._main.append(block_id)
+    def _evict(self, block_id: int) -> None:
+        """Make a block that has left its queue a ghost."""
+        del self._counter[block_id]
+        if len(self._ghosts) >= self.main_blocks:
+            self._ghosts.popitem(last=False)
+        self._ghosts[block_id] = None
 
     @property
     def resident(self) -> Set[int]:
@@ -133,11 +112,13 @@ class S3FifoBlockCache(BlockCache):
         return tuple(self._ghosts)
 
     def check_invariants(self) -> None:
-        """The contract's, and: each resident in one queue, once; counters in 0 .. 3; ghosts bounded, none resident."""
+        """The contract's, and: each resident in one queue, once; counters in 0 .. 3; no resident ghost."""
         super().check_invariants()
         queued = [*self._small, *self._main]
         assert len(queued) == len(self._counter), "a block in two queues, or in none"
         assert set(queued) == self._counter.keys(), "the queues and the counters name different blocks"
         assert all(0 <= counter <= MAX_COUNTER for counter in self._counter.values()), "a counter out of range"
+        assert len(self._small) <= self.small_blocks, "more blocks in small than its size"
+        assert len(self._main) <= self.main_blocks, "more blocks in main than its size"
         assert len(self._ghosts) <= self.main_blocks, "more ghosts than main's size"
         assert self._ghosts.keys().isdisjoint(self._counter), "a resident ghost"

@@ -17,6 +17,7 @@ one, others do not, and 0 is the one of requests with neither. Owner: the schedu
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
@@ -101,16 +102,22 @@ class MarconiTreeCore(DeviceOnlyCore):
             self._log.flushed()
         self.hybrid = self._make(self.memory)
         if self._before is not None:
-            self.hybrid.succeed(self._before)
+            self.hybrid.succeed(self._before, self._clock())
         self._before = self.hybrid
         self._nodes: dict[int, Node] = {}
         self._walk: tuple[Need, int] | None = None
 
     # Matching
 
-    def look_up(self, key: RadixKey) -> Lease:
-        """Look up what is known of the whole of `key`, and the deepest state within its limit; touches nothing."""
-        request = self.request_of(key.token_ids, key.extra_key, key.cache_salt)
+    def look_up(self, key: RadixKey, packed: Request | None = None) -> Lease:
+        """Look up what is known of the whole of `key`, and the deepest state within its limit; touches nothing.
+
+        `packed` is the request of `key`, where it was packed before.
+        """
+        if packed is None:
+            request = self.request_of(key.token_ids, key.extra_key, key.cache_salt)
+        else:
+            request = replace(packed, arrival_s=self._clock())
         return Lease(request, self.hybrid.tree.match(request.path, len(key), request.namespace))
 
     def request_of(self, token_ids: "array[int]", extra_key: str | None, cache_salt: str | None) -> Request:

@@ -29,7 +29,7 @@ from marconi.engine.status import Use
 from marconi.policy.base import Need
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease
-from marconi.tree import Node
+from marconi.tree import Freed, Node
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ class JointRadixCache(MarconiRadixCache):
         core, result = self.tree_core, EvictResult()
         wanted = {ComponentType.FULL: params.num_tokens, ComponentType.MAMBA: params.mamba_num}
         targets = [(kind, self._component_available_size(kind) + count) for kind, count in wanted.items() if count > 0]
-        while any(self._lendable(kind) < target for kind, target in targets):
-            freed = core.hybrid.evict(Need.BYTES, self.clock())
+        while num_missing_bytes := self._num_missing_bytes(targets):
+            freed = self._evict_bytes(num_missing_bytes)
             if freed is None:
                 break
             self._apply_eviction_result(core.drain(freed))
@@ -111,11 +111,30 @@ class JointRadixCache(MarconiRadixCache):
         self.update_eviction_metrics(result.num_tokens_evicted, started_s)
         return result
 
-    def _lendable(self, kind: ComponentType) -> int:
-        """KV tokens or states that can be taken, with what is to be freed at the end of a group of requests."""
+    def _num_missing_bytes(self, targets: list[tuple[ComponentType, int]]) -> int:
+        """Bytes to free before `targets` can be lent; 0 if they can. Counts what is freed at the end of a group.
+
+        Where SGLang may not move entries, less can be lent than bytes are free, and the next victim is one too few or
+        enough: 1.
+        """
         self.token_to_kv_pool_allocator.flush_deferred_full_frees()
-        num_lendable: int = self._component_available_size(kind)
-        return num_lendable
+        joint, num_missing = self.joint_memory, 0
+        for kind, target in targets:
+            if self._component_available_size(kind) < target:
+                num_wanted = joint.bytes_of(target, 0) if kind is ComponentType.FULL else joint.bytes_of(0, target)
+                num_missing = max(num_missing, num_wanted - joint.num_free_bytes, 1)
+        return num_missing
+
+    def _evict_bytes(self, num_bytes: int) -> Freed | None:
+        """Evict victims one by one until `num_bytes` are freed; returns all that is freed, None if nothing can be."""
+        core = self.tree_core
+        freed = core.evict_one(Need.BYTES)
+        while freed is not None and self.joint_memory.bytes_of(*freed) < num_bytes:
+            one = core.evict_one(Need.BYTES)
+            if one is None:
+                break
+            freed = Freed(freed.num_tokens + one.num_tokens, freed.num_states + one.num_states)
+        return freed
 
     def _reserved(self, reqs: "list[Req]") -> int:
         """Bytes: of the slots that requests take, and of the KV that the rest of their prompts take."""

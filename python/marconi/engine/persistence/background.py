@@ -11,6 +11,7 @@ or if KV before it has been dropped meanwhile.
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from queue import Empty, Full, Queue
 from threading import Event, Thread
@@ -21,6 +22,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from marconi.engine.persistence.files import Contents, SavedFile, Unusable, read_file, read_usable
 from marconi.engine.persistence.stores import TierStore
+from marconi.engine.persistence.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +59,12 @@ class _Arrival:
 class BackgroundLoad:
     """The last server's states, on their way into the host tier."""
 
-    def __init__(self, store: TierStore, folder: Path, identity: Mapping[str, str]) -> None:
+    def __init__(self, store: TierStore, folder: Path, identity: Mapping[str, str], weights: Weights) -> None:
         """Begin to check and to read the files of `folder`."""
         self._store = store
         self._folder = folder
         self._identity = dict(identity)
+        self._weights = weights
         self._began_s = time.monotonic()
         self._read: Queue[_Read | Exception | None] = Queue(_NUM_AHEAD)
         self._stopped = Event()
@@ -110,17 +113,19 @@ class BackgroundLoad:
     def _run(self) -> None:
         try:
             num_tokens, num_states = self._room
-            files = read_usable(
-                self._folder, self._identity, num_states, num_tokens, lambda: not self._stopped.is_set()
-            )
+            weights, room = partial(self._weights.digest, self._is_going_on), (num_states, num_tokens)
+            files = read_usable(self._folder, self._identity, weights, room, self._is_going_on)
             for file in files:
                 self._put(_Read(file, read_file(self._folder, file)))
             self._put(None)
         except Exception as error:
             self._put(error)
 
+    def _is_going_on(self) -> bool:
+        return not self._stopped.is_set()
+
     def _put(self, item: _Read | Exception | None) -> None:
-        while not self._stopped.is_set():
+        while self._is_going_on():
             try:
                 self._read.put(item, timeout=_POLL_S)
                 return

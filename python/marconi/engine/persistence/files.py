@@ -13,6 +13,8 @@ nesting in its metadata.
 """
 
 import json
+import math
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +34,13 @@ INDEX: Final = "index.json"
 _PATH: Final = "path"
 _NESTING: Final = "nesting"
 _CHUNK_BYTES: Final = 1 << 24
+WEIGHTS: Final = "the weights"
+"""The name of the digest of the weights in an identity."""
+_NAME: Final = re.compile(r"\d+\.safetensors", re.ASCII)
+_ENTRY: Final = {"name": str, "is_end": bool} | dict.fromkeys(
+    ("num_bytes", "crc32", "namespace", "depth", "start"), int
+)
+_LEFT_BY: Final = {"num_prompt_tokens": int, "went_on": bool, "closing": int, "namespace": int, "is_open": bool}
 
 
 class Unusable(Exception):
@@ -67,10 +76,9 @@ class Contents(NamedTuple):
 class SavedFolder:
     """A folder that is being filled beside the one whose place it takes."""
 
-    def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path) -> None:
         """Make the new folder; `OSError` where that cannot be done."""
         self._folder = folder
-        self._identity = dict(identity)
         self._new, self._old = (folder.with_name(folder.name + suffix) for suffix in (".new", ".old"))
         self._files: list[SavedFile] = []
         for left in (self._new, self._old):
@@ -92,11 +100,11 @@ class SavedFolder:
         self._files.append(entry)
         return len(data)
 
-    def finish(self) -> None:
-        """Write the index, and replace the folder that was there."""
+    def finish(self, identity: Mapping[str, str]) -> None:
+        """Write the index, of a server that is `identity`, and replace the folder that was there."""
         body = {
             "format": FORMAT,
-            "identity": self._identity,
+            "identity": dict(identity),
             "states": [
                 {name: getattr(each, name) for name in SavedFile.__slots__ if name != "facts"}
                 | each.facts._asdict()
@@ -115,40 +123,56 @@ class SavedFolder:
         shutil.rmtree(self._new, ignore_errors=True)
 
 
-def read_index(folder: Path, identity: Mapping[str, str]) -> list[SavedFile]:
+def read_index(folder: Path, identity: Mapping[str, str], weights: Callable[[], str]) -> list[SavedFile]:
     """The states of a folder, the most valuable first; none where nothing was saved.
 
-    Raises `Unusable` for an index that is damaged, or of a server that differs in its `identity`.
+    `weights` is called, and may wait for a digest, once there are states that fit in all else.
+
+    Raises `Unusable` for an index that is damaged or odd, or of a server that differs in its `identity` or its weights.
     """
     index = folder / INDEX
     try:
         found = json.loads(index.read_bytes())
+        body = found.get("body") if isinstance(found, dict) else None
+        crc32 = _crc_of(body) if isinstance(body, dict) else None
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise Unusable(f"{index} must be an index of saved states, got {type(error).__name__}: {error}") from None
-    body = found.get("body") if isinstance(found, dict) else None
-    if not isinstance(body, dict) or found.get("crc32") != _crc_of(body):
+    if not isinstance(body, dict) or found.get("crc32") != crc32:
         raise Unusable(f"{index} must have the CRC-32 that it names: it is damaged, or no index of saved states")
     if body.get("format") != FORMAT:
-        raise Unusable(f"{index} must be of format {FORMAT}, got {body.get('format')}")
-    saved: dict[str, str] = body["identity"]
-    for name in dict.fromkeys([*identity, *saved]):
-        own, other = identity.get(name, "not set"), saved.get(name, "not set")
+        raise Unusable(f"{index} must be of format {FORMAT}, got {_shown(body.get('format'))}")
+    saved = body.get("identity")
+    states = body.get("states")
+    if not isinstance(saved, dict) or not isinstance(states, list):
+        raise Unusable(f"{index} must have an identity and a list of states: it was not written by a server")
+    for name in dict.fromkeys([*identity, *saved, WEIGHTS]):
+        own, other = weights() if name == WEIGHTS else identity.get(name, "not set"), saved.get(name, "not set")
         if own != other:
-            raise Unusable(f"{index} must be of a server like this one: {name} must be {own}, got {other}")
-    return [_entry(each) for each in body["states"]]
+            raise Unusable(
+                f"{index} must be of a server like this one: {_shown(name)} must be {own}, got {_shown(other)}"
+            )
+    try:
+        return [_entry(each) for each in states]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Unusable(f"{index} must list states as a server does, got {type(error).__name__}: {error}") from None
 
 
 def read_usable(
-    folder: Path, identity: Mapping[str, str], num_states: int, num_tokens: int, is_going_on: Callable[[], bool]
+    folder: Path,
+    identity: Mapping[str, str],
+    weights: Callable[[], str],
+    room: tuple[int, int],
+    is_going_on: Callable[[], bool],
 ) -> list[SavedFile]:
     """Read the index, and check every file that fits, as long as `is_going_on`; `Unusable` if one of them is damaged.
 
-    `num_states` and `num_tokens` are the room that there is for states and for KV.
+    `room` is the number of states, and of tokens with KV, that there is room for.
     """
+    num_states, num_tokens = room
     files: list[SavedFile] = []
-    for file in read_index(folder, identity)[:num_states]:
+    for file in read_index(folder, identity, weights)[:num_states]:
         num_tokens -= file.depth - file.start
         if num_tokens < 0 or not is_going_on():
             break
@@ -207,9 +231,33 @@ def _crc_of(body: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
+def _shown(value: Any) -> str:
+    """A value of an index as a line of the log can show it."""
+    text = str(value) if isinstance(value, str | int) else type(value).__name__
+    return text if text.isprintable() else ascii(text)
+
+
 def _entry(saved: dict[str, Any]) -> SavedFile:
+    """An entry of an index; `KeyError`, `TypeError` or `ValueError` for one that no server writes."""
     left_by = saved["left_by"]
     facts = SavedFacts(
-        saved["idle_s"], saved["passed_s"], saved["num_hits"], None if left_by is None else LeftBy(**left_by)
+        _typed(saved, "idle_s", float),
+        _typed(saved, "passed_s", float),
+        _typed(saved, "num_hits", int),
+        None if left_by is None else LeftBy(**{name: _typed(left_by, name, kind) for name, kind in _LEFT_BY.items()}),
     )
-    return SavedFile(**{name: saved[name] for name in SavedFile.__slots__ if name != "facts"}, facts=facts)
+    file = SavedFile(**{name: _typed(saved, name, kind) for name, kind in _ENTRY.items()}, facts=facts)
+    if not file.start <= file.depth:
+        raise ValueError(f"start must be at most depth, {file.depth}, got {file.start}")
+    if not _NAME.fullmatch(file.name):
+        raise ValueError("a file's name must be a number and .safetensors")
+    return file
+
+
+def _typed(saved: dict[str, Any], name: str, kind: type) -> Any:
+    value = saved[name]
+    # What JSON holds beside numbers that are finite and not negative, no server writes; -1 is a closing not known.
+    is_of_kind = type(value) is kind or (kind is float and type(value) is int)
+    if not is_of_kind or (kind in (int, float) and not (-1 if name == "closing" else 0) <= value < math.inf):
+        raise ValueError(f"{name} must be of type {kind.__name__} and in range")
+    return value

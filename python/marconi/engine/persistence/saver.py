@@ -12,9 +12,9 @@ Pools are copied by SGLang's own functions (`stores.py`), so a state and its KV 
 those of this model, the identity says: the model's configuration, a digest of its weights, the layout of the pools,
 versions, device and kernels. A server that differs in any of it starts with an empty cache.
 
-The digest of the weights is of what was loaded, not of files: names, types and shapes of all parameters, and the sum of
-each one's words as integers. It is taken again before saving, since weights may have been updated in between, and after
-saving on demand.
+The digest of the weights is of what was loaded, not of files (`weights.py`). A thread takes it while the server starts
+and serves; loading waits for it where there is something to load. Before saving, and after saving on demand, a look
+tells whether weights were updated since. A folder is one server's (`lock.py`).
 
 Owner: the scheduler's thread; the thread that writes has the copies and the folder.
 """
@@ -27,6 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sglang.version
@@ -36,13 +37,16 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from marconi import __version__
 from marconi.engine.persistence.background import BackgroundLoad
 from marconi.engine.persistence.files import (
+    WEIGHTS,
     SavedFile,
     SavedFolder,
     Unusable,
     read_file,
     read_usable,
 )
+from marconi.engine.persistence.lock import FolderLock
 from marconi.engine.persistence.stores import DeviceStore, SavedCache, Store, TierStore, lies_where_it_lay, store_of
+from marconi.engine.persistence.weights import Weights
 from marconi.engine.version import Refusal
 from marconi.events.tree_log import Tenant
 from marconi.policy.persistence import SAVE_S, SaveBudget, SavedPaths, SavedState
@@ -53,7 +57,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_S: Final = 60.0
-"""Bound of what loading adds to a start; half of it is for checking files."""
+"""Bound of what loading adds to a start; half of it is for the digest of the weights and for checking files."""
+_DIGEST_S: Final = 2.0
+"""How long a stop waits for the first digest."""
 DEMAND_S: Final = 60.0
 """Bound of saving on demand: more would not be loaded either."""
 SLICE_S: Final = 0.02
@@ -65,7 +71,6 @@ _KERNELS: Final = (
 """Arguments of a server by which the same tokens give other bits."""
 _UPDATED: Final = "weights were updated while the server ran: its states are not saved"
 _FAILED: Final = "marconi: --marconi-save-dir %s: nothing was saved"
-_WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Saved(NamedTuple):
@@ -130,10 +135,10 @@ class _Pass:
             self._num_kv_tokens += state.depth - state.start
         self._budget.written(sum(copy.num_bytes for copy in copies), time.monotonic() - copies[0].began_s)
 
-    def finish(self) -> Saved:
-        """Put the folder in its place, unless nothing was saved."""
+    def finish(self, identity: Mapping[str, str]) -> Saved:
+        """Put the folder, of a server that is `identity`, in its place, unless nothing was saved."""
         if self._num_states:
-            self.folder.finish()
+            self.folder.finish(identity)
         else:
             self.folder.abandon()
         took_s = time.monotonic() - self._began_s
@@ -141,21 +146,26 @@ class _Pass:
 
 
 class _Demand:
-    """A pass that the scheduler makes between its steps, and what its thread writes now."""
+    """A pass that the scheduler makes between its steps, and what its thread looks at and writes meanwhile."""
 
-    def __init__(self, saving: _Pass) -> None:
+    def __init__(self, saving: _Pass, identify: Callable[[Callable[[], bool]], Mapping[str, str]]) -> None:
+        """`identify` says what the server is, as long as what it is given says so; `Unusable` where it changed."""
         self.saving = saving
+        self._identify = partial(identify, self._is_going_on)
+        self._has_ended = Event()
         self._thread = ThreadPoolExecutor(1, "marconi-save")
+        self._first: Future[Any] = self._thread.submit(self._identify)
         self._writing: Future[Saved | None] | None = None
 
-    def advance(self, is_usable: Callable[[], bool]) -> Saved | None:
+    def advance(self) -> Saved | None:
         """Copy on unless the thread still writes; returns what was saved once all is written.
 
-        Raises what writing raised, and `Unusable` if at the end the weights are not those at the start (`is_usable`).
+        Raises what writing raised, and `Unusable` if the weights were updated before it began or until its end.
         """
         if self._writing is not None:
             if not self._writing.done():
                 return None
+            self._first.result()
             saved = self._writing.result()
             if saved is not None:
                 return saved
@@ -164,31 +174,39 @@ class _Demand:
             copies.append(copy)
         if copies:
             self._writing = self._thread.submit(self.saving.write, copies)
-        elif is_usable():
-            self._writing = self._thread.submit(self.saving.finish)
         else:
-            raise Unusable(_UPDATED)
+            self._writing = self._thread.submit(lambda: self.saving.finish(self._identify()))
         return None
 
     def end(self) -> None:
         """Wait for the thread; what is not finished is removed."""
+        self._has_ended.set()
         self._thread.shutdown()
         self.saving.folder.abandon()
+
+    def _is_going_on(self) -> bool:
+        return not self._has_ended.is_set()
 
 
 class Saver:
     """Saves the states of a cache, and loads them into its successor."""
 
     def __init__(
-        self, cache: SavedCache, folder: Path, identity: Mapping[str, str], weights: Callable[[], str]
+        self,
+        cache: SavedCache,
+        folder: Path,
+        identity: Mapping[str, str],
+        weights: Weights,
+        lock: FolderLock | None = None,
     ) -> None:
-        """`folder` is this rank's; `weights` digests what the model consists of now.
+        """`folder` is this rank's, and `lock` is held until the states are saved.
 
         Raises `Refusal` for pools that SGLang cannot copy to the host.
         """
         self._cache = cache
         self._folder = folder
         self._weights = weights
+        self._lock = lock
         self._demand: _Demand | None = None
         self._loading: BackgroundLoad | None = None
         try:
@@ -199,7 +217,7 @@ class Saver:
                 "--marconi-save-dir: the pools must be such as SGLang copies to the host, got "
                 f"{pool}: {error or type(error).__name__}"
             ) from None
-        self.identity = {**identity, "the layout of KV and states": self._store.layout, "the weights": weights()}
+        self.identity = {**identity, "the layout of KV and states": self._store.layout}
 
     def save(self) -> None:
         """Save what is held, at the end of a server.
@@ -215,8 +233,14 @@ class Saver:
             if self._demand is not None:
                 self._demand.end()
             self._save()
+        except Unusable as error:
+            logger.warning("marconi: %s", error)
         except Exception:
             logger.exception(_FAILED, self._folder)
+        finally:
+            self._weights.end()
+            if self._lock is not None:
+                self._lock.release()
 
     def advance(self) -> dict[str, Any] | None:
         """Save on demand, a slice at each call: None until it is done, then a `Saved` or an `error`, by name.
@@ -227,10 +251,8 @@ class Saver:
             return None
         try:
             if self._demand is None:
-                if not self._is_usable():
-                    raise Unusable(_UPDATED)
-                self._demand = _Demand(self._pass(DEMAND_S))
-            saved = self._demand.advance(self._is_usable)
+                self._demand = _Demand(self._pass(DEMAND_S), self._identified)
+            saved = self._demand.advance()
             if saved is None:
                 return None
             self._log(saved)
@@ -247,24 +269,26 @@ class Saver:
         return answer
 
     def _save(self) -> None:
-        if not self._is_usable():
-            logger.warning("marconi: %s", _UPDATED)
-            return
+        until_s = time.monotonic() + _DIGEST_S
+        identity = self._identified(lambda: time.monotonic() < until_s)
         saving = self._pass(SAVE_S)
         try:
             while (copy := saving.copy()) is not None:
                 saving.write([copy])
-            self._log(saving.finish())
+            self._log(saving.finish(identity))
         except BaseException:
             saving.folder.abandon()
             raise
 
     def _pass(self, limit_s: float) -> _Pass:
-        return _Pass(self._cache, self._store, SavedFolder(self._folder, self.identity), limit_s)
+        return _Pass(self._cache, self._store, SavedFolder(self._folder), limit_s)
 
-    def _is_usable(self) -> bool:
-        """True if the model has the weights that its states were made by."""
-        return self._weights() == self.identity["the weights"]
+    def _identified(self, is_going_on: Callable[[], bool]) -> Mapping[str, str]:
+        """The identity with that of the weights; `Unusable` if they are not those that the states were made by."""
+        digest = self._weights.digest(is_going_on)
+        if self._weights.were_updated():
+            raise Unusable(_UPDATED)
+        return {**self.identity, WEIGHTS: digest}
 
     def _log(self, saved: Saved) -> None:
         logger.info(
@@ -289,19 +313,26 @@ class Saver:
         With a host tier, begin to.
         """
         if isinstance(self._store, TierStore):
-            self._loading = BackgroundLoad(self._store, self._folder, self.identity)
+            self._loading = BackgroundLoad(self._store, self._folder, self.identity, self._weights)
         else:
             self._load_all(self._store)
 
     def _load_all(self, store: DeviceStore) -> None:
         began_s = time.monotonic()
+
+        def is_going_on() -> bool:
+            return time.monotonic() <= began_s + LOAD_S / 2
+
         try:
             files = read_usable(
                 self._folder,
                 self.identity,
-                self._cache.req_to_token_pool.mamba_allocator.available_size(),
-                self._cache.token_to_kv_pool_allocator.available_size(),
-                lambda: time.monotonic() <= began_s + LOAD_S / 2,
+                lambda: self._weights.digest(is_going_on),
+                (
+                    self._cache.req_to_token_pool.mamba_allocator.available_size(),
+                    self._cache.token_to_kv_pool_allocator.available_size(),
+                ),
+                is_going_on,
             )
         except Unusable as error:
             logger.warning("marconi: %s; the cache starts empty", error)
@@ -364,15 +395,3 @@ def identity_of(ctx: "TreeCacheBuildContext") -> dict[str, str]:
         "the page": str(ctx.params.page_size),
         **{"--" + name.replace("_", "-"): str(getattr(arguments, name, None)) for name in _KERNELS},
     }
-
-
-def digest_of_weights(model: torch.nn.Module) -> str:
-    """Digest names, types, shapes and sums of the parameters of `model`, on whichever device they are."""
-    digest, sums = blake2b(digest_size=16), []
-    for name, parameter in model.named_parameters():
-        data = parameter.detach()
-        digest.update(f"{name} {data.dtype} {tuple(data.shape)}\n".encode())
-        sums.append(data.view(_WORDS[data.element_size()]).sum(dtype=torch.int64))
-    for total in torch.stack(sums).tolist() if sums else ():
-        digest.update(total.to_bytes(8, "little", signed=True))
-    return digest.hexdigest()

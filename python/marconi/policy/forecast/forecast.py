@@ -6,8 +6,10 @@ use, so that premature evictions are noticed. A state on the way leaves no ghost
 off when it is evicted; so is that of a ghost whose KV is held again for the sake of something deeper. That a ghost was
 forgotten is not said, so a tree should remember more ghosts than there are lives here.
 
-Rates are fitted at the arrivals in `FIRST_FITS` and then every `ARRIVALS_A_FIT`, from the last `MAX_LIVES` lives; the
-cost per request is constant. The caller's clock is the only one.
+Rates are fitted to the last `MAX_LIVES` lives as they are at the arrivals in `FIRST_FITS` and then at every
+`ARRIVALS_A_FIT`. Above `WHOLE_FIT_LIVES`, a fit takes a step at each arrival, the first at its own, and the rates
+change after its last, so no arrival waits for a long fit and every rank changes its rates at the same request. The cost
+per request is constant. The caller's clock is the only one.
 
 A state's *traits* are what is known of it when it is left, in levels of a few factors:
 
@@ -37,7 +39,7 @@ other, most of them unused, and among the lives of ends they would make it seem 
 import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -109,6 +111,8 @@ def stratum_of(role: Role, rhythm: int) -> int:
 
 
 MAX_LIVES: Final = 16_384
+WHOLE_FIT_LIVES: Final = 4096
+"""A fit to so many lives takes about a millisecond."""
 MAX_TRAITS: Final = 131_072
 ARRIVALS_A_FIT: Final = 128
 FIRST_FITS: Final = frozenset({16, 24, 32, 48, 64, 96, 192, 320, 448})
@@ -180,7 +184,7 @@ class Lives:
             self._serials[slot] = None
 
     def seen(self, now_s: float) -> Seen:
-        """Every life, as it is at `now_s`."""
+        """Every life, as it is at `now_s`, until the next report."""
         num, num_factors = len(self), self._num_factors
         began_s, ended_s = np.frombuffer(self.began_s)[:num], np.frombuffer(self.ended_s)[:num]
         ages_s = np.maximum(np.where(np.isnan(ended_s), now_s, ended_s) - began_s, 1e-3)
@@ -197,6 +201,8 @@ class Forecast:
         self.turns = turns or Turns()
         self.divergence = DivergenceWindow()
         self._model = HazardModel(SHAPE)
+        self._fit: Iterator[None] = iter(())
+        """The steps that are left of the fit."""
         self._weights: dict[tuple[int, tuple[int, ...]], float] = {}
         """By stratum and levels, since the last fit."""
         self._lives = Lives(MAX_LIVES, len(NUM_LEVELS))
@@ -221,10 +227,11 @@ class Forecast:
         self.now_s = now_s
         self._num_arrivals += 1
         if self._num_arrivals in FIRST_FITS or self._num_arrivals % ARRIVALS_A_FIT == 0:
-            self._model.fit(self._lives.seen(now_s))
-            self._weights.clear()
-            self.index = waiting_index(self._model.baseline)
-            self.log2_index = rounded(np.log2(self.index))
+            self._fit = self._fitted(self._lives.seen(now_s))
+            if len(self._lives) <= WHOLE_FIT_LIVES:
+                for _ in self._fit:
+                    pass
+        next(self._fit, None)
         self._observe_divergence(lease)
         last = lease.match.last
         left = end_below(last) if last.left_by is not None and self.turns.distance(lease) is not None else None
@@ -233,6 +240,12 @@ class Forecast:
                 self._lives.end(used.serial, now_s, used=True)
                 if used.serial in self._traits:
                     self._traits.move_to_end(used.serial)
+
+    def _fitted(self, seen: Seen) -> Iterator[None]:
+        yield from self._model.fit(seen)
+        self._weights.clear()
+        self.index = waiting_index(self._model.baseline)
+        self.log2_index = rounded(np.log2(self.index))
 
     def left(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """A request has left states at `nodes`, in rising depth."""
@@ -278,9 +291,9 @@ class Forecast:
             is_last = below is None or below.left_by is not left_by
             share = self.turns.share(left_by, node.depth, None if is_last or below is None else below.depth)
             stratum = traits.rhythm
-            if not is_last:
+            if not is_last and traits is not _NO_TRAITS:
                 self._passed.add(serial)
-            has_life = serial not in self._passed
+            has_life = is_last and serial not in self._passed
         else:
             share, stratum = 1.0, self._stratum(node, traits)
             has_life = serial not in self._passed or node.num_proven_children > 0

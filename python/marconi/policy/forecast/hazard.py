@@ -13,7 +13,8 @@ levels x_j of each factor, separately for each group of strata. Ages are censore
 off, which the likelihood takes as it is: events over exposure. (Cox's model with a piecewise exponential baseline.) Few
 lives must not say much, so every estimate is drawn to the next broader one by pseudo-events: a group's baseline to a
 prior that falls as 1 / (age + 8 s), a stratum's to its group's, a factor's level to 1. A fit alternates baseline and
-factors, in closed form each: O(lives * bins).
+factors, in closed form each. Lives that ended in one bin went through all bins before it, so a sum for each bin and one
+running sum over bins say what each life spent where: O(lives + bins).
 
 Waiting. From rates to the worth of waiting, the Gittins index of a state of age a:
 
@@ -32,6 +33,7 @@ Ages are seconds since a state was made or last used, in bins that double in wid
 b >= 1 is from 2**(b - 1) to 2**b seconds; the last has no end, and is given the width that doubling would give it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -116,39 +118,43 @@ class HazardModel:
         self.multipliers: list[list[list[float]]] = [rounded(weights).tolist() for weights in self.weights]
         """The weights as they are looked up."""
 
-    def fit(self, seen: Seen) -> None:
-        """Estimate everything from what was seen, the factors from where they stood before."""
+    def fit(self, seen: Seen) -> Iterator[None]:
+        """Estimate everything from what was seen, the factors from where they stood before, a step at a time.
+
+        Only the first step reads the strata and uses of `seen`. The multipliers change in
+        the last, and the baseline is a whole fit's after it.
+        """
         strata, levels, used, ages_s = seen
         if not len(strata):
             return
-        exposure_s = np.clip(ages_s[:, None] - bin_starts_s(), 0.0, bin_widths_s())
-        exposure_s[:, -1] = np.maximum(ages_s - bin_starts_s()[-1], 0.0)
-        num_strata = len(self._groups)
-        cells = strata[used] * NUM_BINS + bin_of(ages_s[used])
-        events = np.bincount(cells, minlength=num_strata * NUM_BINS).reshape(num_strata, NUM_BINS).astype(float)
-        groups = self._groups[strata]
-        product = self._product(groups, levels)
+        num_cells, uses, bins = self.baseline.size, np.flatnonzero(used), bin_of(ages_s)
+        groups, cells, last_s = self._groups[strata], strata * NUM_BINS + bins, ages_s - bin_starts_s()[bins]
+        events = np.bincount(cells[uses], minlength=num_cells).reshape(self.baseline.shape).astype(float)
+        yield
+        cells_of = [groups * num + levels[:, factor] for factor, num in enumerate(self.shape.num_levels)]
+        uses_of, product = [], np.ones(len(cells))
+        for cell, weights in zip(cells_of, self.weights, strict=True):
+            uses_of.append(np.bincount(cell[uses], minlength=weights.size))
+            product *= weights.ravel()[cell]
         for _ in range(NUM_ROUNDS):
-            self._fit_baseline(strata, events, product[:, None] * exposure_s)
-            expected = (exposure_s * self.baseline[strata]).sum(axis=1)
-            for factor, weights in enumerate(self.weights):
-                cell = groups * weights.shape[1] + levels[:, factor]
-                old = weights.ravel()
+            yield
+            lived = np.bincount(cells, product, num_cells).astype(float).reshape(events.shape)
+            lived_last_s = np.bincount(cells, product * last_s, num_cells).astype(float).reshape(events.shape)
+            self._fit_baseline(events, lived, lived_last_s)
+            before = np.cumsum(self.baseline * bin_widths_s(), axis=1) - self.baseline * bin_widths_s()
+            expected = before.ravel()[cells] + last_s * self.baseline.ravel()[cells]
+            for factor, (cell, num_used) in enumerate(zip(cells_of, uses_of, strict=True)):
+                old = self.weights[factor].ravel()
                 num_expected = np.bincount(cell, product * expected, old.size) / old
-                num_used = np.bincount(cell[used], minlength=old.size)
                 new = (num_used + LEVEL_EVENTS) / (num_expected + LEVEL_EVENTS)
                 product *= (new / old)[cell]
-                self.weights[factor] = new.reshape(weights.shape)
+                self.weights[factor] = new.reshape(-1, self.shape.num_levels[factor])
         self.multipliers = [rounded(weights).tolist() for weights in self.weights]
 
-    def _product(self, groups: Ints, levels: Ints) -> Floats:
-        product = np.ones(len(groups))
-        for factor, weights in enumerate(self.weights):
-            product *= weights[groups, levels[:, factor]]
-        return product
-
-    def _fit_baseline(self, strata: Ints, events: Floats, exposure_s: Floats) -> None:
-        exposed_s = np.stack([exposure_s[strata == stratum].sum(axis=0) for stratum in range(len(events))])
+    def _fit_baseline(self, events: Floats, lived: Floats, last_s: Floats) -> None:
+        """Estimate the baseline, from what ended in each cell: the weight of lives, and their seconds in that bin."""
+        beyond = np.cumsum(lived[:, ::-1], axis=1)[:, ::-1] - lived
+        exposed_s = last_s + beyond * bin_widths_s()
         members = np.arange(len(self._prior))[:, None] == self._groups
         group = (members @ events + GROUP_EVENTS) / (members @ exposed_s + GROUP_EVENTS / self._prior)
         self.baseline = (events + STRATUM_EVENTS) / (exposed_s + STRATUM_EVENTS / group[self._groups])
@@ -158,15 +164,14 @@ def waiting_index(hazard: Floats) -> Floats:
     """The index in uses per second at the start of each bin, [stratum, bin], from rates of the same shape."""
     used = -np.expm1(-hazard * bin_widths_s())
     held_s = used / np.maximum(hazard, 1e-30)
-    index = np.zeros_like(hazard)
-    for first in range(NUM_BINS):
-        unused = np.ones(len(hazard))
-        num_used, num_held_s = np.zeros(len(hazard)), np.zeros(len(hazard))
-        for last in range(first, NUM_BINS):
-            num_used += unused * used[:, last]
-            num_held_s += unused * held_s[:, last]
-            unused *= 1.0 - used[:, last]
-            np.maximum(index[:, first], num_used / num_held_s, out=index[:, first])
+    index, unused = np.zeros_like(hazard), np.ones_like(hazard)
+    num_used, num_held_s = np.zeros_like(hazard), np.zeros_like(hazard)
+    for ahead in range(NUM_BINS):
+        firsts, lasts = np.s_[:, : NUM_BINS - ahead], np.s_[:, ahead:]
+        num_used[firsts] += unused[firsts] * used[lasts]
+        num_held_s[firsts] += unused[firsts] * held_s[lasts]
+        unused[firsts] *= 1.0 - used[lasts]
+        np.maximum(index[firsts], num_used[firsts] / num_held_s[firsts], out=index[firsts])
     rising = np.maximum.accumulate(index, axis=1)
     falling = np.maximum.accumulate(index[:, ::-1], axis=1)[:, ::-1]
     # Where one of the two has not reached the highest value yet, or no longer has it, it is the lower one.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from marconi.baselines.admission.named import admission_of
 from marconi.baselines.catalog import POLICIES, resolve_policy, rules_of
+from marconi.baselines.eviction.tuned import TunedUtilityEviction
 from marconi.model.latency import LatencyModel
 from marconi.policy.base import Costs, Eviction
 from marconi.policy.catalog import SERVED, SGLANG_MAMBA_RATIO, Policy, PolicyInputs, PolicySpec, require_host_rule
@@ -22,6 +23,7 @@ from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.stock_tier import StockTier
+from marconi.replay.tuned import TunedServer
 from marconi.tree import RadixTree
 
 
@@ -181,9 +183,17 @@ def _prefix_cache(policy: Policy, spec: PolicySpec, config: CacheConfig) -> Repl
     if isinstance(memory, Int8Pools):
         # SGLang counts no slot for a request that it does not hold.
         server: ServerReplay = Int8Server(hybrid, memory, replace(scheduling, num_lent_slots=0))
+    elif isinstance(rule, TunedUtilityEviction):
+        fixed = PolicySpec("marconi-static", "0", spec.admission)
+        server = TunedServer(hybrid, memory, scheduling, lambda: _server(build(fixed, config)))
     else:
         server = ServerReplay(hybrid, memory, scheduling)
     return ReplayTarget(server, mamba_ratio=config.mamba_ratio if config.has_states else None)
+
+
+def _server(target: ReplayTarget) -> ServerReplay:
+    assert isinstance(target.cache, ServerReplay)
+    return target.cache
 
 
 def _host_tier(

@@ -2,7 +2,7 @@
 
     /generate  /v1/completions  /v1/chat/completions            routed by what workers hold    forward.generate
     /v1/models  /model_info  /server_info  ...                  any worker's answer            forward.pass_on
-    /health                                                     200 while a worker is up
+    /health                                                     200 while a worker is up and the index is fed
     /router  /metrics                                           the administrator's            admin
     /router/ui                                                  the administrator's            pages
 
@@ -122,7 +122,10 @@ def _add_routes(app: web.Application) -> None:
 
 async def _health(request: web.Request) -> web.StreamResponse:
     router = request.app[ROUTER]
-    answer = web.Response() if router.gateway.up() else error(503, "no worker is up", {"Retry-After": "1"})
+    why = "" if router.gateway.up() else "no worker is up"
+    if not why and (not_fed := router.gateway.feed.why_not_fed):
+        why = f"what workers hold is not known: {not_fed}"
+    answer = error(503, why, {"Retry-After": "1"}) if why else web.Response()
     router.metrics.health_checks.labels(str(answer.status)).inc()
     return answer
 

@@ -124,11 +124,11 @@ class HealthChecks:
         while True:
             try:
                 await self.check(worker)
+                await self.ask_load(worker)
             except Exception:
                 # Whatever an answer did to us, the next check may find it mended.
                 logger.exception("marconi: checking %s", worker.url)
                 worker.failed("a fault of this router's: see its log")
-            await self.ask_load(worker)
             try:
                 async with asyncio.timeout(worker.health.next_check_s()):
                     await worker.wake.wait()
