@@ -81,18 +81,24 @@ def test_a_converted_log_replays_as_the_log(
     assert found[0]["token_hit_rate"] > 0.3
     (model / "tokenizer.json").unlink()
     (model / "tokenizer_config.json").unlink()
-    assert found != runs(log, tmp_path, model), "the control: words are other tokens"
+    assert found != runs(log, tmp_path, model / "config.json"), "the control: estimates are other tokens"
 
 
 def test_a_plan_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, log_lines(40))))
-    assert main(["plan", str(path), "--model", "nemotron-h-8b", "--memory", "1GB", "--jobs", "1"]) == 0
+    out = ["--json", str(tmp_path / "plan.json")]
+    assert main(["plan", str(path), "--model", "nemotron-h-8b", "--memory", "1GB", "--jobs", "1", *out]) == 0
     said = capsys.readouterr()
     assert "log.jsonl" in said.out
     assert said.err.splitlines() == [
-        "marconi: no tokenizer is given: words count as tokens, and all figures are approximate"
+        "marconi: no tokenizer is given: tokens are estimated from bytes, about four a token, and all figures are "
+        "approximate"
     ]
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["remarks"] == [said.err.strip().removeprefix("marconi: ")]
+    assert plan["verdict"][-1].endswith(f" Note: {plan['remarks'][0]}.")
+    assert "tokens are estimated from bytes" in " ".join(said.out.split())
 
 
 def test_the_line_says_what_an_earlier_request_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,3 +154,14 @@ def test_bad_lines_are_counted_and_left_out(tmp_path: Path, capsys: pytest.Captu
     assert main(["convert", str(path), "--skip-bad", "-o", str(out)]) == 0
     assert capsys.readouterr().err.splitlines()[-1] == "marconi: skipped 1 bad record"
     assert len(read(out).requests) == 1
+
+
+def test_a_result_says_what_was_left_out_and_skipped(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    lines: list[Any] = [*log_lines(40), {"messages": [], "status": "failure"}, {"prompt": "a", "ts": -1}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    for command in ("plan", "replay"):
+        argv = [command, str(path), "--model", str(model), "--memory", "1GB", "--jobs", "1", "--skip-bad"]
+        assert main([*argv, "--json", str(tmp_path / "out.json")]) == 0
+        said = json.loads((tmp_path / "out.json").read_text())["remarks"]
+        assert said == [f"left out, a failed call: 1 record ({path}, line 41)", "skipped 1 bad record"]

@@ -81,6 +81,7 @@ def test_every_reader_takes_the_options_as_they_are_and_those_that_it_names(form
         "system_prompts": ReadOptions(system_prompts="own"),
         "models": ReadOptions(models="separate"),
         "tokenizer": ReadOptions(tokenizer=tmp_path),
+        "time_unit": ReadOptions(time_unit="ms"),
     }
     assert reader.uses <= changed.keys()
     for option, options in changed.items():

@@ -173,6 +173,9 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     trace = parser.add_argument_group("the trace")
     trace.add_argument("--format", metavar="NAME", help="default: what its beginning shows")
     trace.add_argument("--skip-bad", action="store_true", help="count bad records and continue")
+    trace.add_argument(
+        "--time-unit", choices=("s", "ms", "us"), help="of a log's times (default: told from their values)"
+    )
     trace.add_argument("--session-rate", type=float, metavar="R", help="sessions a second, where times are relative")
     trace.add_argument("--max-sessions", type=positive, metavar="N", help="read or draw no more")
     trace.add_argument("--half", choices=("all", "tuning", "reporting"), default="all", help="of its sessions")

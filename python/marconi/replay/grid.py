@@ -100,4 +100,5 @@ def report_of(
         unbounded_bytes=unbounded_bytes,
         bounds=bounds_of(inputs, runs, num_processes),
         runs=runs,
+        remarks=inputs.remarks,
     )

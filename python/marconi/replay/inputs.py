@@ -18,6 +18,7 @@ from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
 from marconi.replay.task import Mode, ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Demand, Half, ReadOptions, UnusedOption, generate, in_blocks, preset, read
+from marconi.replay.trace.chats import has_tokenizer
 
 GENERATE = "generate:"
 """The prefix of a trace argument that names a workload to generate."""
@@ -44,8 +45,9 @@ def read_inputs(args: argparse.Namespace) -> ReplayInputs:
     if ratio is not None and not 0 < ratio < math.inf:
         raise ValueError(f"--mamba-full-memory-ratio must be a number above 0, got {ratio}")
     batching = Batching(args.max_running_requests, args.max_prefill_tokens)
+    remarks: list[str] = []
     return ReplayInputs(
-        trace=read_trace(args),
+        trace=read_trace(args, remarks),
         model=model,
         device=on,
         latency=latency,
@@ -53,11 +55,15 @@ def read_inputs(args: argparse.Namespace) -> ReplayInputs:
         batching=batching,
         slo_s=args.slo_s,
         seed=args.seed,
+        remarks=tuple(remarks),
     )
 
 
-def read_trace(args: argparse.Namespace) -> Trace:
-    """The trace that is named, read or drawn; what was skipped is said on stderr."""
+def read_trace(args: argparse.Namespace, remarks: list[str] | None = None) -> Trace:
+    """The trace that is named, read or drawn; what was skipped is said on stderr.
+
+    What makes it approximate is said there as well, and added to `remarks`.
+    """
     if args.trace.startswith(GENERATE):
         return _drawn(args)
     if not args.trace:
@@ -69,28 +75,35 @@ def read_trace(args: argparse.Namespace) -> Trace:
         half=Half(args.half),
         max_sessions=args.max_sessions,
         tokenizer=args.tokenizer,
+        time_unit=args.time_unit,
         model_folder=_folder_of(args.model),
     )
+    found = [] if remarks is None else remarks
     skipped: list[str] = []
     on_bad = skipped.append if args.skip_bad else None
     try:
         with metered("read the trace") as meter:
             trace = read(
-                args.trace, options, format=args.format, progress=meter.reach, on_bad=on_bad, on_remark=_remark
+                args.trace, options, format=args.format, progress=meter.reach, on_bad=on_bad, on_remark=found.append
             )
     except UnusedOption as error:
         raise ValueError(f"--{error.option.replace('_', '-')}: {error.why}") from None
     finally:
         # Also where nothing is left to replay: this says why.
+        for line in found:
+            print(f"marconi: {line}", file=sys.stderr)
         _say_skipped(skipped)
+        if skipped:
+            found.append(_num_skipped(skipped))
     return in_blocks(trace, args.block_tokens) if args.block_tokens and trace.unit_tokens == 1 else trace
 
 
 def _folder_of(model: str | None) -> Path | None:
-    """The folder that `--model` names, by itself or by its `config.json`; None for a model's name."""
+    """The folder that `--model` names, or that of its `config.json` if a tokenizer is there; None for a name."""
     path = Path(model or "").expanduser()
-    folder = path.parent if path.is_file() else path
-    return folder if model and folder.is_dir() else None
+    if path.is_file():
+        return path.parent if has_tokenizer(path.parent) else None
+    return path if model and path.is_dir() else None
 
 
 def _drawn(args: argparse.Namespace) -> Trace:
@@ -109,15 +122,15 @@ def _drawn(args: argparse.Namespace) -> Trace:
     return generate(preset(args.trace.removeprefix(GENERATE)), demand, unit_tokens)
 
 
-def _remark(line: str) -> None:
-    print(f"marconi: {line}", file=sys.stderr)
-
-
 def _say_skipped(skipped: Sequence[str]) -> None:
     for message in skipped[:_MAX_SHOWN]:
         print(f"marconi: skipped: {message}", file=sys.stderr)
     if skipped:
-        print(f"marconi: skipped {len(skipped)} bad record{'s' if len(skipped) > 1 else ''}", file=sys.stderr)
+        print(f"marconi: {_num_skipped(skipped)}", file=sys.stderr)
+
+
+def _num_skipped(skipped: Sequence[str]) -> str:
+    return f"skipped {len(skipped)} bad record{'s' if len(skipped) > 1 else ''}"
 
 
 def resolve(

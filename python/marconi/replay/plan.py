@@ -306,7 +306,7 @@ def make_plan(
     )
     pairs = tuple((stock, ours) for stock, ours in of_halves)
     is_hybrid = inputs.model.state_bytes > 0
-    beside = Beside(inputs.trace, is_hybrid, num_ranks, of_sizes, pairs, serving, cards)
+    beside = Beside(inputs.trace, is_hybrid, num_ranks, of_sizes, pairs, serving, cards, inputs.remarks)
     return Plan(report, advice, beside, host_bytes)
 
 

@@ -211,6 +211,8 @@ class Report:
     """Final size of an unbounded cache, if it was computed."""
     bounds: Bounds
     runs: tuple[PolicyResult, ...]
+    remarks: tuple[str, ...] = ()
+    """Differences from what was served: tokens that are estimated, records that were left out."""
 
     def to_json(self, timings: bool = False) -> dict[str, Any]:
         """Convert to the result file's JSON."""
@@ -222,6 +224,7 @@ class Report:
             "device": self.device,
             "unbounded_bytes": self.unbounded_bytes,
             "new_tokens": self.bounds.num_new_tokens,
+            "remarks": list(self.remarks),
             "runs": [self._run_to_json(run, timings) for run in self.runs],
         }
 

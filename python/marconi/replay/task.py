@@ -47,6 +47,8 @@ class ReplayInputs:
     batching: Batching = field(default_factory=Batching)
     slo_s: float = 1.0
     seed: int = 0
+    remarks: tuple[str, ...] = ()
+    """Differences between the trace and what was served."""
 
     @property
     def device_name(self) -> str:

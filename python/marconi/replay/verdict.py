@@ -111,6 +111,8 @@ class Beside:
     """Stock SGLang and alone."""
     serving: Serving = SERVED
     cards: Cards | None = None
+    remarks: tuple[str, ...] = ()
+    """Differences between the trace and what was served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +128,12 @@ class Verdict:
     def lines(self) -> tuple[str, ...]:
         """The five lines; one where there is nothing to gain."""
         if not self.beside.has_states:
-            return ("Would it help? No: the model has no recurrent layers, and its cache stays SGLang's own.",)
+            says = "the model has no recurrent layers, and its cache stays SGLang's own"
+            return (f"Would it help? No: {says}.{self._remarks()}",)
         if self.beside.serving.why_not is not None:
-            return (f"Would it help? No: {self.beside.serving.why_not}.",)
+            return (f"Would it help? No: {self.beside.serving.why_not}.{self._remarks()}",)
         if not self.points:
-            return ("Would it help? No: in this memory nothing fits.",)
+            return (f"Would it help? No: in this memory nothing fits.{self._remarks()}",)
         return (
             f"Would it help? {self._gain()}",
             f"Which flags? {self._flags()}",
@@ -190,9 +193,12 @@ class Verdict:
         span = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
         seen = f"The trace has {len(requests):,} requests of {num_sessions:,} sessions in {span}"
         if not self.beside.halves:
-            return f"{seen}, too few to split."
+            return f"{seen}, too few to split.{self._remarks()}"
         gains = " and ".join(_fewer(fewer(ours, stock), "tokens") for stock, ours in self.beside.halves)
-        return f"{seen}; on either half of them, in half the memory, the flag alone computes {gains}."
+        return f"{seen}; on either half of them, in half the memory, the flag alone computes {gains}.{self._remarks()}"
+
+    def _remarks(self) -> str:
+        return f" Note: {'; '.join(self.beside.remarks)}." if self.beside.remarks else ""
 
 
 def fewer(run: PolicyResult, than: PolicyResult) -> float:

@@ -17,7 +17,7 @@ from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged, placed
 from marconi.replay.trace.decode import Decoder, Microseconds
 from marconi.replay.trace.source import FileHeader, Source
-from marconi.replay.trace.tokens import tokenizer
+from marconi.replay.trace.tokens import ESTIMATED, tokenizer
 
 
 class _Call(msgspec.Struct):
@@ -43,6 +43,8 @@ class AgentText:
     def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the sessions kept by `options`."""
         tokens = tokenizer(options.tokenizer)
+        if options.tokenizer is None:
+            watch.remark(ESTIMATED)
         numbers = SessionNumbers(options)
         sessions: dict[int, list[Request]] = {}
         for text in watch.lines(source):

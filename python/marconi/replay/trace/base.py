@@ -73,7 +73,9 @@ class ReadOptions:
     models: Literal["one", "separate"] = "one"
     """Coding agent: requests of a session to several models as one prefix space, or a namespace for each model."""
     tokenizer: Path | None = None
-    """For formats of text: a Hugging Face `tokenizer.json`, a model's folder or hub name; None: words, punctuation."""
+    """For formats of text: a Hugging Face `tokenizer.json`, a model's folder or hub name; None: an estimate."""
+    time_unit: Literal["s", "ms", "us"] | None = None
+    """Logs of an API: the unit of times that are numbers; None: told from their values."""
     model_folder: Path | None = None
     """Logs of an API: the model's folder, whose tokenizer and chat template are taken without `tokenizer`."""
 
@@ -98,6 +100,8 @@ class ReadProgress:
 
     STEP = 256
     """Records between two calls of `progress`, where a record is a part of a file."""
+    NAMED = 3
+    """The most records that are named of those noted alike."""
 
     def __init__(
         self,
@@ -108,6 +112,7 @@ class ReadProgress:
         self.num_total: int | None = None
         self.remark = on_remark or (lambda _: None)
         """Called with one line of what makes the trace approximate."""
+        self._noted: dict[str, tuple[int, list[str]]] = {}
         self._progress = progress
         self._on_bad = on_bad
         self._num_done = 0
@@ -136,12 +141,27 @@ class ReadProgress:
             return False
         if not isinstance(error, BadRecord):
             return False
-        place = self._name if self._index is None else f"{self._name}, {self._kind} {self._index}"
+        place = self._place
         if self._on_bad is None:
             raise ValueError(f"{place}: {error}") from None
         self._on_bad(f"{place}: {error}")
         self._step()
         return True
+
+    @property
+    def _place(self) -> str:
+        return self._name if self._index is None else f"{self._name}, {self._kind} {self._index}"
+
+    def note(self, what: str) -> None:
+        """Counts the present record as `what`, which `say_noted` says."""
+        number, places = self._noted.get(what, (0, []))
+        self._noted[what] = number + 1, places if len(places) == self.NAMED else [*places, self._place]
+
+    def say_noted(self) -> None:
+        """Remarks how many records were noted as what, and where the first of them are."""
+        for what, (number, places) in self._noted.items():
+            more = ", ..." if number > len(places) else ""
+            self.remark(f"{what}: {number} record{'' if number == 1 else 's'} ({'; '.join(places)}{more})")
 
     def _step(self) -> None:
         self._num_done += 1
@@ -184,6 +204,7 @@ _UNUSED = {
     "system_prompts": "does not name its system prompts",
     "models": "does not name its models",
     "tokenizer": "holds no text",
+    "time_unit": "has its own unit of time",
 }
 """Why an option does nothing. Blocks are cut of any trace (`in_blocks`), so `block_tokens` is not among them."""
 

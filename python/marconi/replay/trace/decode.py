@@ -6,6 +6,7 @@ that no real trace comes near, so that a corrupt one ends here and not in an ove
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -120,6 +121,15 @@ def check_order(field: str, value: Any, before: Any) -> None:
 
 def _plain(value: Any) -> str:
     return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def clock_s(field: str, text: str) -> float:
+    """Seconds since 1970 of an ISO 8601 date and time, in UTC without a zone."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRecord(f"{field} must be a number or an ISO 8601 date and time, got {shown(text)}") from None
+    return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
 
 
 def shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 To add a format: a file with a class that fulfils `base.Reader`, its name in `READERS`, and a test with a small sample.
 """
 
+import json
 import os
 from collections.abc import Callable
 
@@ -15,13 +16,17 @@ from marconi.replay.trace.base import Progress, Reader, ReadOptions, ReadProgres
 from marconi.replay.trace.coding_agent import CodingAgent
 from marconi.replay.trace.mooncake import Mooncake
 from marconi.replay.trace.openai import OpenAI
+from marconi.replay.trace.sglang_log import SGLangLog
 from marconi.replay.trace.sharegpt import ShareGPT
-from marconi.replay.trace.source import source_at
+from marconi.replay.trace.source import Source, source_at
 
 _ORDER: tuple[Reader, ...] = (
-    *(CodingAgent(), ShareGPT(), OpenAI()),
+    *(CodingAgent(), ShareGPT(), SGLangLog(), OpenAI()),
     *(Bailian(), AgentText(), Artifact(), Mooncake(), Azure()),
 )
+_NOT_OF_LINES = ("azure", "coding-agent", "sharegpt")
+_MOST_BYTES = 1 << 28
+"""The length of a document's beginning that is looked at for its shape."""
 READERS: dict[str, Reader] = {reader.name: reader for reader in _ORDER}
 
 
@@ -55,6 +60,32 @@ def read(
         if reader is None:
             raise ValueError(f"{source.place}: of no known format ({', '.join(READERS)})")
         check_used(reader, options)
-        trace = reader.read(source, options, watch)
+        try:
+            trace = reader.read(source, options, watch)
+        except ValueError:
+            check_shape(source, reader)
+            raise
+        finally:
+            watch.say_noted()
     watch.finish()
     return trace
+
+
+def check_shape(source: Source, reader: Reader) -> None:
+    """`ValueError` where the first document is sound JSON, but not the one object a line that `reader` reads."""
+    if reader.name in _NOT_OF_LINES:
+        return
+    for document in source.documents():
+        text = document.read(_MOST_BYTES).decode(errors="replace").removeprefix("\ufeff").lstrip()
+        try:
+            value, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(value, list) or (isinstance(value, dict) and "\n" in text[:end]):
+            is_list = isinstance(value, list)
+            shape = "one array" if is_list else "an object over several lines"
+            raise ValueError(
+                f"{document.name}: must be one JSON object a line, got sound JSON of another shape, {shape}: "
+                f"`jq -c {'.[]' if is_list else '.'}` writes such lines"
+            )
+        return

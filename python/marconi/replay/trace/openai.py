@@ -1,18 +1,18 @@
 """The log of an OpenAI-style API: JSONL, a request a line, as a server, a proxy or a batch file writes it.
 
     body       `messages`, with `tools` and `chat_template_kwargs`, or `prompt`, a text or token ids: in the line, in
-               its `body` or in its `request`; `cache_salt` is a namespace. Anthropic's `system` is the first message
+               its `body` or in its `request`; Anthropic's `system` beside `messages`; `cache_salt` is a namespace
     answer     `response`, `output` or `completion`: a text, OpenAI's `choices` or Anthropic's `content`, also in its
-               `body`; else the assistant's message with which a later request of the session continues, if it is no
-               shorter than `usage.completion_tokens` (reasoning, which clients drop, is missing from a shorter one).
-               Reasoning is `reasoning_content` or, in newer servers and proxies, `reasoning`
-    length     of an answer that is not there `usage.completion_tokens` or `output_tokens`, else 0; its ids are the
-               request's own, so that no later prompt has them; likewise of an answer that was cut off inside a call
-    left out   calls that failed, by `status`, `error_str` or the response's `status_code`, and calls for embeddings, by
-               `call_type`: a remark counts each kind, as no server kept anything of them
+               `body`; else the assistant's message with which a later request of the session continues
+    length     of an answer as the server counted it (`usage`, else `output_length`). Where it exceeds the visible
+               answer, of an estimate by a quarter, the rest is thinking that was left out, and comes first; an answer
+               that is not there, or cannot be rendered (a call that was cut off), has that length or else 0. Such
+               tokens have ids of the request's own, so that no later prompt has them
     time       `timestamp`, `ts`, `time`, `created`, `created_at`, `startTime` or `start_time` of the line, the first
                that is there, or the response's `created`: ISO 8601 (UTC without a zone) or a number since any zero, in
-               seconds below 1e11, milliseconds below 1e14 and microseconds below 1e17
+               seconds below 1e11, milliseconds below 1e14 and microseconds below 1e17. Below 1e8 they are no clock's:
+               `timestamp` beside `output_length` is in milliseconds; others are in seconds if they span less than 1,000
+               and else need `time_unit`
     session    `session_id`, `conversation_id` or `chat_id` of the line or the body, else by growing messages
 
 Lines need not be in order of time; equal times keep the file's. Sessions start as a Poisson process of `session_rate`
@@ -22,207 +22,45 @@ Growing messages: a request continues the earlier one with the most messages tha
 several the latest that none continues yet, or else the latest. Messages are equal by role, text and calls; reasoning,
 which clients drop, does not count. Neither does a beginning of system messages alone. Each `prompt` without
 a name is a session of its own.
+
+Lines of failed calls without an answer and of embeddings are left out; they and all that is approximate are counted.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Iterable
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from hashlib import blake2b
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from marconi.policy.request import Request, Trace, pack
+from marconi.replay.trace.api_line import Body, Line, Message, left_out, line_of
 from marconi.replay.trace.arrivals import Pace, session_starts
 from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged, placed
-from marconi.replay.trace.chats import Chats, PlainChats, chats, joined
-from marconi.replay.trace.decode import Decoder, Id, Tokens, shown
+from marconi.replay.trace.chats import Chats, MediaIds, chats, has_mark, joined
+from marconi.replay.trace.decode import clock_s, shown
 from marconi.replay.trace.identity import MAX_ID, DenseIds
 from marconi.replay.trace.sharegpt import SESSION_RATE
 from marconi.replay.trace.source import FileHeader, Source
-from marconi.replay.trace.tokens import tokenizer
+from marconi.replay.trace.tokens import ESTIMATED
 
 _UNITS_S = ((1e11, 1.0), (1e14, 1e-3), (1e17, 1e-6))
 """The number that a time in each unit is below, and the unit."""
+_RELATIVE_S = 1e8
+"""A number below is no clock's time, but counts from the start."""
+_SURE_S = 1000.0
+"""A log without a clock that lasts no longer is taken to be in seconds."""
 _OPENING = ("system", "developer")
-_FAILED = ("failure", "failed", "error")
-_LEAST_ERROR = 400
-
-
-def _is_json(text: str) -> bool:
-    try:
-        msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError:
-        return False
-    return True
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str = ""
-
-    def __post_init__(self) -> None:
-        if self.type != "text":
-            raise BadRecord(f"type must be text, which alone has tokens here, got {shown(self.type)}")
-
-
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str | dict[str, Any] = "{}"
-
-
-class _Call(msgspec.Struct, omit_defaults=True):
-    function: _Function
-    id: str | None = None
-    index: int | None = None
-
-
-class _Message(msgspec.Struct, omit_defaults=True):
-    role: str = "assistant"
-    content: str | list[_Part] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.reasoning is not None:
-            self.reasoning_content, self.reasoning = self.reasoning_content or self.reasoning, None
-
-    @property
-    def is_cut(self) -> bool:
-        """True if it ends inside a call, whose arguments are no JSON then."""
-        written = [call.function.arguments for call in self.tool_calls or ()]
-        return not all(_is_json(each) for each in written if isinstance(each, str))
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The message as a template takes it."""
-        return {**msgspec.to_builtins(self), "role": self.role}
-
-    @property
-    def digest(self) -> bytes:
-        """Equal for messages that say the same."""
-        content = [part.text for part in self.content] if isinstance(self.content, list) else [self.content or ""]
-        calls = [call.function for call in self.tool_calls or ()]
-        return blake2b(msgspec.json.encode((self.role, content, self.tool_call_id, calls)), digest_size=16).digest()
-
-
-class _Tool(msgspec.Struct):
-    function: dict[str, Any]
-
-
-class _Body(msgspec.Struct):
-    system: str | list[_Part] | None = None
-    messages: list[_Message] | None = None
-    prompt: str | list[Id] | None = None
-    tools: list[_Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: str | None = None
-    session_id: str | int | None = None
-    conversation_id: str | int | None = None
-    chat_id: str | int | None = None
-
-    def __post_init__(self) -> None:
-        if self.system and self.messages:
-            self.messages, self.system = [_Message("system", self.system), *self.messages], None
-
-    @property
-    def session(self) -> str | int | None:
-        """Its session's name."""
-        named = (self.session_id, self.conversation_id, self.chat_id)
-        return next((name for name in named if name is not None), None)
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: Tokens | None = None
-    output_tokens: Tokens | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message | None = None
-    text: str | None = None
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    content: str | list[_Part] | None = None
-    usage: _Usage | None = None
-    created: float | None = None
-
-
-class _Response(_Answer):
-    body: _Answer | str | None = None
-    status_code: int | None = None
-
-
-class _Line(_Body):
-    body: _Body | str | None = None
-    request: _Body | str | None = None
-    response: _Response | str | None = None
-    output: _Response | str | None = None
-    completion: _Response | str | None = None
-    usage: _Usage | None = None
-    status: str | int | None = None
-    error_str: str | None = None
-    call_type: str | None = None
-    timestamp: float | str | None = None
-    ts: float | str | None = None
-    time: float | str | None = None
-    created: float | str | None = None
-    created_at: float | str | None = None
-    start_time_camel: float | str | None = msgspec.field(default=None, name="startTime")
-    start_time: float | str | None = None
-
-    @property
-    def left_out_as(self) -> str | None:
-        """The kind of call that it is, if no server kept anything of it."""
-        if self.call_type is not None and "embedding" in self.call_type:
-            return "calls for embeddings"
-        codes = (each.status_code or 0 for each in self.answers if isinstance(each, _Response))
-        has_failed = self.status in _FAILED or bool(self.error_str) or any(code >= _LEAST_ERROR for code in codes)
-        return "calls that failed" if has_failed else None
-
-    @property
-    def asked(self) -> _Body:
-        """The request's body."""
-        for body in (self, self.body, self.request):
-            if isinstance(body, _Body) and (body.messages or body.prompt):
-                return body
-        raise BadRecord("messages or prompt must hold what was asked, in the line, its body or its request, got none")
-
-    @property
-    def answers(self) -> list[_Answer | str]:
-        """The answers that the line holds, the innermost first."""
-        found: list[_Answer | str] = []
-        for answer in (self.response, self.output, self.completion):
-            inner = answer.body if isinstance(answer, _Response) else None
-            found += [each for each in (inner, answer) if each is not None]
-        return found
-
-    @property
-    def time_s(self) -> float | None:
-        """When it came, in seconds since any zero; None where no field says."""
-        times = {
-            "timestamp": self.timestamp, "ts": self.ts, "time": self.time, "created": self.created,
-            "created_at": self.created_at, "startTime": self.start_time_camel, "start_time": self.start_time,
-        }  # fmt: skip
-        said = [("response.created", each.created) for each in self.answers if isinstance(each, _Answer)]
-        given = ((name, value) for name, value in (*times.items(), *said) if value is not None)
-        return next((_seconds(name, value) for name, value in given), None)
-
-
-_decoded = Decoder(_Line)
+_PROMPT_SLACK = 1.5
+"""Times the tokens of a line's prompt that a server may count before it is said."""
+_VISIBLE_SLACK = 1.25
+"""Times its estimated tokens that a visible answer may have before the rest is taken for thinking."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """A line that was read."""
 
-    line: _Line
+    line: Line
     request: Request
     """Its arrival is the log's time, or 0 without one."""
     has_time: bool
@@ -231,13 +69,15 @@ class _Entry:
     """The node of its messages in `_Prefixes`; None for a named session and other prompts."""
     place: tuple[str, int]
     """Document and line."""
+    index: int
+    """Its own among all lines that were read."""
 
 
 class OpenAI:
     """Reads logs of an OpenAI-style API."""
 
     name = "openai"
-    uses = frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer"})
+    uses = frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer", "time_unit"})
 
     def recognises(self, head: FileHeader) -> bool:
         """Messages or prompts."""
@@ -245,23 +85,25 @@ class OpenAI:
 
     def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the sessions kept by `options`."""
-        tokens = chats(options.tokenizer, options.model_folder)
-        if tokens is None:
-            watch.remark("no tokenizer is given: words count as tokens, and all figures are approximate")
-            tokens = PlainChats(tokenizer(None))
+        media = MediaIds(options.model_folder or options.tokenizer)
+        is_estimate = options.tokenizer is None and options.model_folder is None
+        texts = _Texts(chats(options.tokenizer, options.model_folder, media), _VISIBLE_SLACK if is_estimate else 1.0)
+        if is_estimate:
+            watch.remark(ESTIMATED)
+        times = _Times(options.time_unit)
         prefixes = _Prefixes()
         salts = DenseIds({"": 0})
         entries: list[_Entry] = []
-        left_out = Counter[str]()
         for document in source.documents():
             for number, text in document.lines():
                 with watch.at(document.name, number):
-                    line = _decoded(text)
-                    if kind := line.left_out_as:
-                        left_out[kind] += 1
+                    if kind := left_out(text):
+                        watch.note(f"left out, {kind}")
                         continue
-                    time_s, body = line.time_s, line.asked
-                    path, num_prompt, num_output = _path(line, _answer(line), tokens, len(entries))
+                    line = line_of(text)
+                    time_s, body = times.seconds(line), line.asked
+                    chat = body.chat
+                    path, num_prompt, num_output = texts.path(line, line.answer, len(entries))
                     namespace = salts[body.cache_salt or ""]
                     known, arrival_s = num_prompt + num_output, time_s or 0.0
                     session = line.session if body.session is None else body.session
@@ -271,72 +113,114 @@ class OpenAI:
                             Request(path, num_prompt, num_output, known, arrival_s, namespace=namespace),
                             time_s is not None,
                             session,
-                            prefixes.node(namespace, body.messages) if body.messages and session is None else None,
+                            prefixes.node(namespace, chat) if chat and session is None else None,
                             (document.name, number),
+                            len(entries),
                         )
                     )
-        for kind, num in left_out.items():
-            watch.remark(f"{kind} are left out: {num}")
+                    for what in _approximations(line, chat, num_prompt, media):
+                        watch.note(what)
+        times.check()
         if has_times := any(entry.has_time for entry in entries):
             entries = _timed(entries, watch)
-        requests = _requests(entries, prefixes, SessionNumbers(options), tokens)
+        requests = _requests(entries, prefixes, SessionNumbers(options), texts)
         return arranged(source, 1, (placed if has_times else _drawn)(requests, options))
 
 
-def _path(line: _Line, answer: _Message | None, tokens: Chats, index: int) -> tuple[bytes, int, int]:
-    """Packed ids of prompt and answer, and their numbers."""
-    body = line.asked
-    if body.messages:
-        fields = {
-            "messages": [message.fields for message in body.messages],
-            "tools": msgspec.to_builtins(body.tools),
-            "chat_template_kwargs": body.chat_template_kwargs,
-        }
-        prompt, said = tokens.chat(fields, None if answer is None else answer.fields)
-    else:
-        prompt = tokens.text(body.prompt, is_prompt=True) if isinstance(body.prompt, str) else list(body.prompt or ())
-        said = [] if answer is None else tokens.text(joined(answer.fields.get("content")), is_prompt=False)
-    if not prompt:
-        raise BadRecord("the prompt must hold at least one token, got none")
-    if answer is None:
-        usages = (line.usage, *(each.usage for each in line.answers if isinstance(each, _Answer)))
-        lengths = (
-            each for usage in usages if usage is not None for each in (usage.completion_tokens, usage.output_tokens)
-        )
-        # No other request has this id, so none has this answer.
-        said = [MAX_ID - index] * next((length for length in lengths if length is not None), 0)
-    return pack(prompt) + pack(said), len(prompt), len(said)
+def _approximations(line: Line, chat: Iterable[Message], num_prompt: int, media: MediaIds) -> Iterator[str]:
+    """Differences between the request of a line and that which was sent."""
+    if any(has_mark(joined(message.fields.get("content"))) for message in chat):
+        known = "as the model's configuration says" if media.is_known else "for want of the model's own number"
+        yield f"an image, sound or file stands for {media.num_tokens} tokens, {known}"
+    if max((usage.num_prompt for usage in line.usages), default=0) > _PROMPT_SLACK * num_prompt:
+        yield "the server counted many more tokens of the prompt than the line holds"
+    if line.answer is None and line.num_output is None and line.answers:
+        yield "the answer has no shape that is known, and counts as none"
 
 
-def _answer(line: _Line) -> _Message | None:
-    """The answer; None where the log does not have it, or not all of it."""
-    for answer in line.answers:
-        if isinstance(answer, str):
-            return _Message(content=answer)
-        if answer.content:
-            return _Message(content=answer.content)
-        for choice in answer.choices or ():
-            if choice.message is not None:
-                return None if choice.message.is_cut else choice.message
-            if choice.text is not None:
-                return _Message(content=choice.text)
-    return None
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Cuts what was asked and answered into tokens."""
+
+    chats: Chats
+    visible_slack: float
+    """An answer has thinking that is not shown if the server counted more than so many times its visible tokens."""
+
+    def path(self, line: Line, answer: Message | None, index: int) -> tuple[bytes, int, int]:
+        """Packed ids of prompt and answer, and their numbers."""
+        body, count = line.asked, line.num_output
+        if count is not None and answer is not None and answer.is_cut:
+            answer = None
+        if body.messages:
+            prompt, said = self._chat(body, answer, count)
+        else:
+            prompt = self.chats.text(body.prompt, is_prompt=True) if isinstance(body.prompt, str) else body.prompt or ()
+            said = self._text(answer)
+        if not prompt:
+            raise BadRecord("the prompt must hold at least one token, got none")
+        num_hidden = (count or 0) - len(said)
+        if num_hidden <= (self.visible_slack - 1) * len(said):
+            num_hidden = 0
+        # No other request has this id, so none has this thinking, or this answer where none of it is there.
+        ids = [*([MAX_ID - index] * num_hidden), *said]
+        return pack(prompt) + pack(ids), len(prompt), len(ids)
+
+    def _chat(self, body: Body, answer: Message | None, count: int | None) -> tuple[Sequence[int], Sequence[int]]:
+        fields = body.fields
+        try:
+            return self.chats.chat(fields, None if answer is None else answer.fields)
+        except BadRecord:
+            if answer is None:
+                raise
+        # The answer alone is at fault.
+        prompt, _ = self.chats.chat(fields, None)
+        return prompt, self._text(answer) if count is None else ()
+
+    def _text(self, answer: Message | None) -> Sequence[int]:
+        if answer is None:
+            return ()
+        calls = "".join(f"{call.function.name}{call.function.arguments}" for call in answer.tool_calls or ())
+        fields = answer.fields
+        text = f"{fields.get('reasoning_content') or ''}{joined(fields.get('content'))}{calls}"
+        return self.chats.text(text, is_prompt=False)
 
 
 # Times
 
 
-def _seconds(name: str, value: float | str) -> float:
-    if isinstance(value, str):
-        try:
-            time = datetime.fromisoformat(value)
-        except ValueError:
-            raise BadRecord(f"{name} must be a number or an ISO 8601 date and time, got {shown(value)}") from None
-        return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
-    for below, unit_s in _UNITS_S:
-        if 0 <= value < below:
-            return value * unit_s
-    raise BadRecord(f"{name} must be from 0 to below {_UNITS_S[-1][0]:g}, got {shown(value)}")
+class _Times:
+    """Tells the unit of times."""
+
+    def __init__(self, unit: str | None) -> None:
+        self._unit_s = None if unit is None else {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
+        self._first_s, self._last_s = math.inf, -math.inf
+        """The times whose unit nothing says lie between."""
+
+    def seconds(self, line: Line) -> float | None:
+        """When a line came, in seconds since any zero; None where no field says."""
+        came = line.came
+        if came is None:
+            return None
+        name, value = came
+        if isinstance(value, str):
+            return clock_s(name, value)
+        if not 0 <= value < _UNITS_S[-1][0]:
+            raise BadRecord(f"{name} must be from 0 to below {_UNITS_S[-1][0]:g}, got {shown(value)}")
+        if self._unit_s is not None:
+            return value * self._unit_s
+        if value < _RELATIVE_S and name == "timestamp" and line.output_length is not None:
+            return value * 1e-3  # Load generators write these two together, and milliseconds.
+        if value < _RELATIVE_S:
+            self._first_s, self._last_s = min(self._first_s, value), max(self._last_s, value)
+        return next(value * unit_s for below, unit_s in _UNITS_S if value < below)
+
+    def check(self) -> None:
+        """`ValueError` where times may as well be milliseconds."""
+        if self._last_s - self._first_s >= _SURE_S:
+            raise ValueError(
+                f"--time-unit must say whether times from {self._first_s:g} to {self._last_s:g}, which are no clock's, "
+                "are in s, ms or us"
+            )
 
 
 def _timed(entries: Iterable[_Entry], watch: ReadProgress) -> list[_Entry]:
@@ -375,7 +259,7 @@ class _Prefixes:
         self._is_opening: list[bool] = []
         self._ends: dict[int, _End] = {}
 
-    def node(self, namespace: int, messages: Iterable[_Message]) -> int:
+    def node(self, namespace: int, messages: Iterable[Message]) -> int:
         """The node of all `messages`."""
         node = -1 - namespace
         for message in messages:
@@ -413,7 +297,7 @@ class _End:
         self.latest = session
 
 
-def _requests(entries: Iterable[_Entry], prefixes: _Prefixes, numbers: SessionNumbers, tokens: Chats) -> list[Request]:
+def _requests(entries: Iterable[_Entry], prefixes: _Prefixes, numbers: SessionNumbers, texts: _Texts) -> list[Request]:
     """The requests of the sessions that are kept, with their turns."""
     found: list[Request] = []
     last: dict[int, tuple[int, _Entry]] = {}
@@ -429,22 +313,22 @@ def _requests(entries: Iterable[_Entry], prefixes: _Prefixes, numbers: SessionNu
             if number in last:
                 place, before = last[number]
                 turn = found[place].turn + 1
-                found[place] = _answered_in(entry, before, found[place], tokens)
+                found[place] = _answered_in(entry, before, found[place], texts)
             last[number] = len(found), entry
             found.append(replace(entry.request, session=number, turn=turn))
     return found
 
 
-def _answered_in(entry: _Entry, before: _Entry, request: Request, tokens: Chats) -> Request:
+def _answered_in(entry: _Entry, before: _Entry, request: Request, texts: _Texts) -> Request:
     """`request`, that of `before`, with its answer from the messages of `entry` if it has none and they hold one."""
-    asked, later = before.line.asked.messages or [], entry.line.asked.messages or []
-    if _answer(before.line) is not None or not asked or len(later) <= len(asked):
+    if before.line.answer is not None or not before.line.asked.messages:
+        return request
+    asked, later = before.line.asked.chat, entry.line.asked.chat
+    if len(later) <= len(asked):
         return request
     said = later[len(asked)]
     if said.role != "assistant" or any(one.digest != other.digest for one, other in zip(asked, later, strict=False)):
         return request
-    path, _, num_output = _path(before.line, said, tokens, 0)
-    if num_output < request.num_output_tokens:
-        return request
-    num_known = request.num_prompt_tokens + num_output
-    return replace(request, path=path, num_output_tokens=num_output, num_known_tokens=num_known)
+    # A rest that is thinking keeps the id that the request's answer has.
+    path, num_prompt, num_output = texts.path(before.line, said, before.index)
+    return replace(request, path=path, num_output_tokens=num_output, num_known_tokens=num_prompt + num_output)

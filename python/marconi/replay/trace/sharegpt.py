@@ -21,7 +21,7 @@ from marconi.replay.trace.arrivals import Pace, session_starts
 from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import Decoder, shown
 from marconi.replay.trace.source import Document, FileHeader, Source
-from marconi.replay.trace.tokens import Tokenizer, tokenizer
+from marconi.replay.trace.tokens import ESTIMATED, Tokenizer, tokenizer
 
 SESSION_RATE = 1.0
 
@@ -62,6 +62,8 @@ class ShareGPT:
     def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the conversations kept by `options`."""
         tokens = tokenizer(options.tokenizer)
+        if options.tokenizer is None:
+            watch.remark(ESTIMATED)
         numbers = SessionNumbers(options)
         pace = Pace(options.think_time_s)
         rng = np.random.default_rng(options.seed)

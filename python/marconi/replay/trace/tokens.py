@@ -1,8 +1,9 @@
 """Tokens of a text: with a Hugging Face `tokenizer.json`, a model's tokenizer, or a default that needs nothing.
 
-The default cuts a text as byte-pair tokenizers do before they merge: a word or a sign with the one space before it, or
-a run of white space, words in pieces of at most eight characters. Pieces are numbered in the order of their first use.
-Equal texts give equal ids, and a text that is continued keeps all but its last one or two.
+The default estimates from bytes, about four a token as byte-pair tokenizers have them: a text is cut as they do before
+they merge, into words or signs with the one space before them and runs of white space; one of at most eight bytes is a
+token, a longer one has a token for every four. Pieces are numbered in the order of their first use. Equal texts give
+equal ids, and a text that is continued keeps all but those of its last word.
 """
 
 import importlib
@@ -20,13 +21,19 @@ if TYPE_CHECKING:
 Tokenizer = Callable[[str], list[int]]
 
 _EXTRA = "pip install '.[router]' in its checkout"
-_PIECE = re.compile(r" ?[^\W_]{1,8}| ?[^\w\s]| ?_+|\s+")
+_PIECE = re.compile(r" ?[^\W_]+| ?[^\w\s]+| ?_+|\s+")
+_WHOLE_BYTES = 8
+"""A word of at most so many bytes is one token."""
+_TOKEN_BYTES = 4
+ESTIMATED = (
+    "no tokenizer is given: tokens are estimated from bytes, about four a token, and all figures are approximate"
+)
 
 
 def tokenizer(path: Path | None) -> Tokenizer:
     """The tokenizer of the file, folder or hub name `path`, or the default one; `ValueError` if it cannot be loaded."""
     if path is None:
-        return _words()
+        return _estimate()
     return _hugging_face(path) if is_file(path) else _model_tokens(loaded(path))
 
 
@@ -35,13 +42,20 @@ def is_file(path: Path) -> bool:
     return path.is_file() or path.suffix == ".json"
 
 
-def _words() -> Tokenizer:
+def _estimate() -> Tokenizer:
     numbers = DenseIds()
 
     def tokens(text: str) -> list[int]:
-        return [numbers[piece] for piece in _PIECE.findall(text)]
+        words = (word.encode(errors="surrogatepass") for word in _PIECE.findall(text))
+        return [numbers[piece] for word in words for piece in _pieces(word)]
 
     return tokens
+
+
+def _pieces(word: bytes) -> list[bytes]:
+    if len(word) <= _WHOLE_BYTES:
+        return [word]
+    return [word[at : at + _TOKEN_BYTES] for at in range(0, len(word), _TOKEN_BYTES)]
 
 
 def _hugging_face(path: Path) -> Tokenizer:
