@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,8 @@ SHARING = {
     )
 }
 """Files whose tests share servers."""
+MATRIX_SERVER = re.compile(r"\[((?:gdn|mamba2)-[\w-]+-(?:whole|prefill))\b")
+"""The name of a server of the matrix (`engine/matrix.py`), which the tests of several files share."""
 CHROMIUM = Path("/usr/bin/chromium")
 
 
@@ -74,7 +77,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Scheduling"
     class ByServer(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = super()._split_scope(nodeid)
-            return "servers" if path in SHARING else path
+            of_the_matrix = MATRIX_SERVER.search(nodeid)
+            return of_the_matrix[1] if of_the_matrix else "servers" if path in SHARING else path
 
     return ByServer(config, log)
 
