@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from durations import Budgets
 from marconi import process
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # SGLang takes further ports, at distances from a server's own, which another worker of xdist would find free.
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
+    if worker is None:
+        config.pluginmanager.register(Budgets())
+    else:
         ports, num = process._PORTS, len(process._PORTS) // 2
         process._PORTS = ports[int(worker.removeprefix("gw")) % 2 * num :][:num]
 
