@@ -1,6 +1,10 @@
-"""Functions import only what a process may do without: an optional extra, or SGLang, torch and the like."""
+"""Functions import only what a process may do without: an optional extra, or SGLang, torch and the like.
+
+Tests of what needs neither are collected without both.
+"""
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +14,7 @@ import pytest
 from structure.test_circles import sources
 
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
+TESTS = Path(__file__).parents[1]
 BASE = {*sys.stdlib_module_names, "numpy", "rich"}
 """What every installation has."""
 COMMAND = "marconi.cli"
@@ -58,6 +63,15 @@ def needless(texts: Mapping[str, str]) -> list[str]:
         for name in imported(tree, in_functions=True)
         if not may_lack(name, set())
     ]
+
+
+def test_pure_tests_are_collected_without_torch() -> None:
+    program = (
+        "import sys, pytest; collected = pytest.main(['-qq', '--collect-only', '-n', '0', sys.argv[1]]);"
+        "sys.exit(' '.join({'sglang', 'torch'}.intersection(sys.modules)) or int(collected))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(TESTS / "tree")], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_functions_import_only_what_a_process_may_do_without() -> None:
