@@ -1,4 +1,4 @@
-"""What every test shares: the platform that SGLang serves on, the options, and what needs a GPU or a browser."""
+"""What every test shares: the options, and what needs a GPU or a browser."""
 
 import importlib.util
 import logging
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from durations import Budgets
 from marconi import process
+from sglang_platform import choose
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -20,17 +22,6 @@ if TYPE_CHECKING:
 # Before torch is: processes that share the cores take one each, or their threads wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# Before SGLang is imported anywhere: a machine without an accelerator serves on the CPU platform.
-if "SGLANG_PLATFORM" not in os.environ:
-    try:
-        import torch
-    except ImportError:
-        pass
-    else:
-        if not torch.accelerator.is_available():
-            os.environ["SGLANG_PLATFORM"] = "marconi_cpu"
-
 
 # The same examples in every run, and none fails because a machine is busy. Soaks draw others.
 settings.register_profile(
@@ -64,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # SGLang takes further ports, at distances from a server's own, which another worker of xdist would find free.
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
+    if worker is None:
+        config.pluginmanager.register(Budgets())
+    else:
         ports, num = process._PORTS, len(process._PORTS) // 2
         process._PORTS = ports[int(worker.removeprefix("gw")) % 2 * num :][:num]
 
@@ -100,6 +93,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="module")
 def sglang_configuration() -> Iterator[None]:
     """Put back what caches and benchmarks set for the process: SGLang's configuration, its log, torch's threads."""
+    choose()
     import torch
     from sglang.srt import runtime_context
 

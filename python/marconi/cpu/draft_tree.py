@@ -106,9 +106,9 @@ def states_along(
     """Run `step` at every node from the state at its parent, and keep the state that it leaves; returns the outputs.
 
     before (batch, *state_shape) are the states at the parent of node 0; kept (num_rows, num_nodes, *state_shape) takes
-    the states of the requests in its `rows` (batch,); without `parents` (batch, num_nodes) a tree is a chain. A batch may
-    be padded, of a rank that has nothing to do as a whole: `rows` or `parents` are fewer then, and padding keeps no
-    state. A step is given the node and slots of the states to update; what it returns is stacked along dimension 1.
+    the states of the requests in its `rows` (batch,); without `parents` (batch, num_nodes) a tree is a chain. A batch
+    may be padded, as a whole on a rank that has nothing to do: `rows` or `parents` are fewer then, and padding keeps no
+    state. A step is given the node and slots of the states to update; its outputs are stacked along dimension 1.
     """
     batch = torch.arange(before.shape[0])
     num = len(rows) if parents is None else min(len(rows), len(parents))
