@@ -19,6 +19,7 @@ NONE, WHOLE, PREFILL = "none", "whole", "prefill"
 ONE_POOL, TWO_POOLS, HOST_TIER = "one-pool", "two-pools", "host"
 OVERLAP, IN_TURN = "overlap", "in-turn"
 DATA_PARALLEL = "dp"
+LAZY = "extra_buffer_lazy"
 
 NGRAM: Final = ("--speculative-algorithm", "NGRAM")
 _NEXTN: Final = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3", "--speculative-eagle-topk")
@@ -59,9 +60,10 @@ class Choice(NamedTuple):
         return self.role == PREFILL
 
     @property
-    def keeps_drafted_ends(self) -> bool:
-        """Whether it keeps the state at the end of any answer that it drafts."""
-        return self.drafts != NONE and self.page == "1" and not self.is_prefill
+    def keeps_ends(self) -> bool:
+        """Whether the state at the end of any answer is kept, and not the last that SGLang tracked alone."""
+        is_tracked = self.drafts != NONE and (self.page != "1" or (self.strategy == LAZY and self.schedule == OVERLAP))
+        return not self.is_prefill and not is_tracked
 
     @property
     def prefill_flags(self) -> tuple[str, ...]:
@@ -95,9 +97,7 @@ class Choice(NamedTuple):
 
 FLAGS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "family": {"gdn": (), "mamba2": ()},
-    "strategy": {
-        name: ("--mamba-radix-cache-strategy", name) for name in (EXTRA_BUFFER, NO_BUFFER, "extra_buffer_lazy")
-    },
+    "strategy": {name: ("--mamba-radix-cache-strategy", name) for name in (EXTRA_BUFFER, NO_BUFFER, LAZY)},
     "drafts": {NONE: (), "NGRAM": NGRAM, "NEXTN": NEXTN, "TREE": TREE},
     "schedule": {OVERLAP: (), IN_TURN: ("--disable-overlap-schedule",)},
     "memory": {TWO_POOLS: (), ONE_POOL: ("--enable-unified-memory",), HOST_TIER: HOST},

@@ -38,8 +38,14 @@ def soak(
     return Soak(cache, host, SoakPlan(num_requests, 5, check_every_steps=1, drain_every_requests=100), clock)
 
 
-@pytest.mark.parametrize("host_ratio", [1.1, 3.0], ids=["a-full-host", "a-roomy-host"])
-@pytest.mark.parametrize(("strategy", "page_tokens"), [(EXTRA, 1), (EXTRA, 16), (NO, 1)])
+@pytest.mark.parametrize(
+    ("strategy", "page_tokens", "host_ratio"),
+    [
+        (EXTRA, 1, 1.1),
+        (NO, 1, 3.0),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(EXTRA, 1, 3.0), (EXTRA, 16, 1.1), (NO, 1, 1.1)]),
+    ],
+)
 def test_nothing_is_lost_in_either_tier(strategy: Strategy, page_tokens: int, host_ratio: float) -> None:
     run = soak(strategy, page_tokens, host_ratio)
     run.run()

@@ -25,7 +25,7 @@ from marconi.engine.speculation import EndStateSource, LastStops, VerifyStep, ar
 from .breaking import num_broken
 from .client import generate, generate_together, random_tokens
 from .conftest import MTP, NEGATIVE_CONTROL, EntryPoint, Launch, server_args
-from .matrix import MATRIX, NEXTN, NGRAM, OVERLAP
+from .matrix import MATRIX, NEXTN, NGRAM, NONE, OVERLAP
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, Exchange
 
@@ -50,7 +50,11 @@ def launched(family: str, algorithm: str, schedule: str) -> Launch:
 FAST = launched("gdn", "NEXTN", OVERLAPPED)
 LAUNCHES = (
     FAST,
-    *(pytest.param(each, marks=pytest.mark.slow) for each in MATRIX if each.choice and each.choice.keeps_drafted_ends),
+    *(
+        pytest.param(each, marks=pytest.mark.slow)
+        for each in MATRIX
+        if each.choice and each.choice.drafts != NONE and each.choice.keeps_ends
+    ),
 )
 
 
@@ -91,6 +95,7 @@ def test_an_answer_of_any_length_is_gone_on_from_where_it_ended(
     assert rank["avg_spec_accept_length"] > 1.1, "no draft was accepted, so nothing was tested"
 
 
+@pytest.mark.slow
 def test_requests_at_once_answer_as_alone(
     launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
@@ -130,6 +135,7 @@ def lost_after_a_stop(url: str, reference: Reference, seed: int, stop: Callable[
     return lost
 
 
+@pytest.mark.slow
 def test_an_answer_that_stops_at_a_token_is_gone_on_from_there(
     launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
@@ -139,6 +145,7 @@ def test_an_answer_that_stops_at_a_token_is_gone_on_from_there(
     assert not min(lost), "no stop was accepted as a draft, so the state at its end is that of the whole run"
 
 
+@pytest.mark.slow
 def test_an_answer_that_stops_at_a_string_is_gone_on_from_at_most_a_step_before(
     launch: Launch, server: ServerProcess, references: Callable[[str], Reference], tokenizer_of: Callable[[int], str]
 ) -> None:
@@ -172,6 +179,7 @@ def tokenizer_of(models: dict[str, Path]) -> Callable[[int], str]:
     return lambda token: str(tokenizer.decode([token]))
 
 
+@pytest.mark.slow
 def test_sampled_answers_are_served(launch: Launch, server: ServerProcess) -> None:
     """Of the length that was asked for, and greedy where only the likeliest may come."""
     prompt = random_tokens(25_000, 90)
@@ -250,12 +258,13 @@ def test_negative_control_a_state_of_another_draft_is_seen(
     env = (("MARCONI_TEST_FAULT_FILE", str(file)), *((("OVERLAP", "1"),) if schedule == OVERLAPPED else ()))
     broken = replace(launch, args=(*launch.args, *memory), env=env)
     with broken.process(models, tmp_path / "log", entry_point=preload(BROKEN_DRAFTS_SERVER)) as server:
+        before = 0
         for fault in faults:
             file.write_text(fault)
-            before = num_broken(server.log_path)
             httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
             exchanges = chats_of_many_lengths(server.url)
             num = num_broken(server.log_path) - before
+            before += num
             assert num, f"{fault}: the negative control broke nothing, so its answers say nothing"
             found = references(launch.family).divergences(exchanges)
             said = f"{len(found)} of {len(exchanges)} answers RED of {num} broken states; first, {found[:1]}"

@@ -21,16 +21,34 @@ def chain(*hashes: int, namespace: bytes = b"") -> Chain:
     return Chain(namespace, hashes)
 
 
+def home(known: Affinity, *hashes: int, namespace: bytes = b"") -> tuple[str, int] | None:
+    """Who served the longest known beginning of a prompt last, and its tokens."""
+    seen = known.seen(chain(*hashes, namespace=namespace))
+    return None if seen is None else seen[:2]
+
+
 def test_the_home_of_a_prompt_is_who_served_its_longest_known_beginning_last() -> None:
     known = affinity("a", "b")
     known.serve("a", chain(*range(300)), 0.0)
-    assert known.seen(chain(*range(300), 7, 8)) == ("a", (300 - 300 % STEP_BLOCKS) * BLOCK)
-    assert known.seen(chain(*range(40), *range(900, 980))) == ("a", 32 * BLOCK), "powers of two below the first step"
+    assert home(known, *range(300), 7, 8) == ("a", (300 - 300 % STEP_BLOCKS) * BLOCK)
+    assert home(known, *range(40), *range(900, 980)) == ("a", 32 * BLOCK), "powers of two below the first step"
     known.serve("b", chain(*range(4)), 1.0)
-    assert known.seen(chain(0, 1, 2, 3, 99)) == ("b", 4 * BLOCK)
-    assert known.seen(chain(*range(300))) == ("a", (300 - 300 % STEP_BLOCKS) * BLOCK)
-    assert known.seen(chain(55)) is None
-    assert known.seen(chain(*range(300), namespace=b"other")) is None
+    assert home(known, 0, 1, 2, 3, 99) == ("b", 4 * BLOCK)
+    assert home(known, *range(300)) == ("a", (300 - 300 % STEP_BLOCKS) * BLOCK)
+    assert home(known, 55) is None
+    assert home(known, *range(300), namespace=b"other") is None
+
+
+def test_what_was_served_is_known_to_go_on_from_a_beginning_or_to_end_near_it() -> None:
+    known = affinity("a", "b")
+    known.serve("a", chain(*range(40), *range(900, 980)), 0.0)
+    seen = known.seen(chain(*range(40), 1_000))
+    assert seen is not None
+    assert (seen.num_tokens, seen.num_prompt_tokens) == (32 * BLOCK, 120 * BLOCK)
+    known.serve("b", chain(*range(40)), 1.0)
+    seen = known.seen(chain(*range(40), 1_000))
+    assert seen is not None
+    assert seen.num_prompt_tokens == 40 * BLOCK, "of the last one that had it"
 
 
 def test_a_conversation_that_goes_on_is_warm_on_one_worker_and_one_that_ended_fades() -> None:
@@ -49,18 +67,18 @@ def test_a_worker_that_goes_is_nobodys_home() -> None:
     known = affinity("a", "b")
     known.serve("a", chain(1, 2), 0.0)
     known.remove_worker("a")
-    assert known.seen(chain(1, 2)) is None
+    assert home(known, 1, 2) is None
     known.serve("b", chain(1, 2), 1.0)
-    assert known.seen(chain(1, 2)) == ("b", 2 * BLOCK)
+    assert home(known, 1, 2) == ("b", 2 * BLOCK)
 
 
 def test_what_is_taken_back_leaves_all_as_it_was_before_whoever_it_was_taken_from() -> None:
     known = affinity("a", "b", half_life_s=10.0)
     known.serve("a", chain(1, 2, 3, 4), 0.0)
     refused = known.serve("b", chain(1, 2, 3, 4, *range(100, 200)), 5.0)
-    assert known.seen(chain(1, 2, 3, 4)) == ("b", 4 * BLOCK)
+    assert home(known, 1, 2, 3, 4) == ("b", 4 * BLOCK)
     known.take_back(refused, 10.0)
-    assert known.seen(chain(1, 2, 3, 4, *range(100, 200))) == ("a", 4 * BLOCK)
+    assert home(known, 1, 2, 3, 4, *range(100, 200)) == ("a", 4 * BLOCK)
     assert known.warm_tokens("a", 10.0) == pytest.approx(2 * BLOCK)
     assert known.warm_tokens("b", 10.0) == pytest.approx(0)
 
@@ -80,7 +98,7 @@ def test_places_are_bounded_and_the_longest_unused_go() -> None:
     for first in range(10):
         known.serve("a", chain(first), float(first))
     assert len(known) == 3
-    assert [first for first in range(10) if known.seen(chain(first))] == [7, 8, 9]
+    assert [first for first in range(10) if home(known, first)] == [7, 8, 9]
 
 
 @settings(max_examples=50)

@@ -315,7 +315,8 @@ def test_another_fleets_index_is_followed_by_all_workers_in_its_own_blocks() -> 
     known = prompt_of(ids, SPACE, 2 * BLOCK)
     first = router.dispatch(known, 1.0)
     seen = router.affinity.seen(prompt_of([*ids, 7], SPACE, 2 * BLOCK).chain)
-    assert seen == (first.worker, 32)
+    assert seen is not None
+    assert seen[:2] == (first.worker, 32)
     for ticket in (old, first):
         router.ended(ticket, 2.0)
     assert router.dispatch(prompt_of([*ids, 7], SPACE, 2 * BLOCK), 2.0).decision.worker.num_hit_tokens == 32
@@ -369,3 +370,15 @@ def test_a_guess_is_renewed_by_a_request_that_rests_on_it() -> None:
     router.dispatch(prompt(*range(13)), 8.0)
     assert router.fleet.guesses.num_made == 1
     assert router.dispatch(prompt(*range(13)), 15.0).decision.worker.num_hit_tokens == 12
+
+
+def test_a_prompt_that_continues_another_asks_for_no_state_where_that_ended() -> None:
+    """A conversation's next turn on another worker; what parts from a prompt in its midst does ask, as others will."""
+    router = dispatcher("a", "b")
+    first = tuple(range(4000))
+    router.dispatch(prompt(*first), 0.0, among=("a",))
+    parted = router.dispatch(prompt(*first[:2000], *range(9000, 10_000)), 1.0, among=("b",))
+    assert 1_000 < parted.decision.shared_tokens <= 2_000
+    router = dispatcher("a", "b")
+    router.dispatch(prompt(*first), 0.0, among=("a",))
+    assert router.dispatch(prompt(*first, *range(9000, 10_000)), 1.0, among=("b",)).decision.shared_tokens == 0

@@ -15,6 +15,7 @@ Owner: `Dispatcher`. A request costs the positions of its prompt, one in 64 bloc
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from marconi.router.index import Chain
 
@@ -34,7 +35,19 @@ class _Place:
     at_s: float
     num_tokens: int
     """Tokens from the position before."""
+    num_prompt_tokens: int
+    """Of the whole path that passed here last, in whole blocks."""
     is_taken_back: bool = False
+
+
+class Seen(NamedTuple):
+    """The longest beginning of a prompt that any request had, at the positions that are remembered."""
+
+    worker: str
+    """Served it last."""
+    num_tokens: int
+    num_prompt_tokens: int
+    """Of the last request that had this beginning, in whole blocks: it went on from here, or ended near here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +87,13 @@ class Affinity:
         """Forget a worker; its places fade."""
         del self._warm[worker]
 
-    def seen(self, chain: Chain) -> tuple[str, int] | None:
-        """The worker that served the longest known beginning of a prompt last, and its tokens; None if forgotten."""
+    def seen(self, chain: Chain) -> Seen | None:
+        """The longest known beginning of a prompt; None if there is none, or its worker has gone."""
         for index in reversed(_positions(len(chain.hashes))):
             place = self._places.get((chain.namespace, chain.hashes[index]))
             if place is not None:
-                return (place.worker, (index + 1) * self._block_tokens) if place.worker in self._warm else None
+                found = Seen(place.worker, (index + 1) * self._block_tokens, place.num_prompt_tokens)
+                return found if place.worker in self._warm else None
         return None
 
     def warm_tokens(self, worker: str, now_s: float) -> float:
@@ -89,7 +103,7 @@ class Affinity:
 
     def serve(self, worker: str, chain: Chain, now_s: float) -> Served:
         """Note that a request was given to a worker."""
-        places, end = self._places, 0
+        places, end, num_prompt_tokens = self._places, 0, len(chain.hashes) * self._block_tokens
         served = Served([], [], [])
         taken: dict[str, float] = {worker: 0.0}
         for index in _positions(len(chain.hashes)):
@@ -98,7 +112,7 @@ class Affinity:
             before = places.pop(key, None)
             if before is not None:
                 taken[before.worker] = taken.get(before.worker, 0.0) - num_tokens * self._decay(now_s - before.at_s)
-            place = places[key] = _Place(worker, now_s, num_tokens)
+            place = places[key] = _Place(worker, now_s, num_tokens, num_prompt_tokens)
             served.keys.append(key)
             served.places.append(place)
             served.before.append(before)

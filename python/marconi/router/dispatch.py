@@ -26,7 +26,7 @@ import numpy as np
 
 from marconi.events.hashes import ID_BYTES, HashSpace
 from marconi.model.latency import LatencyModel
-from marconi.router.affinity import Affinity, Served
+from marconi.router.affinity import Affinity, Seen, Served
 from marconi.router.index import NO_HIT, Chain, Hit
 from marconi.router.load_report import Others
 from marconi.router.pace import Paces
@@ -418,7 +418,10 @@ class Dispatcher:
         if not names:
             raise ValueError(f"a request must have a worker that can take it, got none of {len(self._loads)}")
         hits, seen = self.fleet.hits(prompt.chain, now_s), self.affinity.seen(prompt.chain)
-        num_known_tokens = max([0 if seen is None else seen[1], *(hit.num_kv_tokens for hit in hits.values())])
+        num_known_tokens = max([0 if seen is None else seen.num_tokens, *(hit.num_kv_tokens for hit in hits.values())])
+        if seen is not None and seen.num_prompt_tokens <= num_known_tokens:
+            # It continues that request, as a conversation's next turn does, and diverges from nobody.
+            num_known_tokens = 0
         candidates = [self._candidate(name, prompt, hits.get(name, NO_HIT), seen, now_s) for name in names]
         decision = self.routing.choose(Query(prompt.num_tokens, prompt.key, num_known_tokens), candidates)
         name = decision.worker.name
@@ -465,7 +468,7 @@ class Dispatcher:
             load.check_invariants()
             assert load.num_running == sum(each is load for each in loads)
 
-    def _candidate(self, name: str, prompt: Prompt, hit: Hit, seen: tuple[str, int] | None, now_s: float) -> Candidate:
+    def _candidate(self, name: str, prompt: Prompt, hit: Hit, seen: Seen | None, now_s: float) -> Candidate:
         load = self.load(name, now_s)
         num_new_tokens = prompt.num_tokens - min(hit.num_tokens, prompt.num_tokens - 1)
         return Candidate(
@@ -474,7 +477,7 @@ class Dispatcher:
             hit.num_kv_tokens,
             load.wait_s(now_s, num_new_tokens),
             load.num_all(now_s),
-            seen[1] if seen is not None and seen[0] == name else 0,
+            seen.num_tokens if seen is not None and seen.worker == name else 0,
             self.affinity.warm_tokens(name, now_s),
             self.fleet.turnover(name),
             self.paces.of(name, now_s),

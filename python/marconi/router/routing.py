@@ -44,7 +44,8 @@ It is one at once because it is asked for. By Marconi's rule a state is kept whe
 and its new worker sees this one for the first: it would keep no state there, and compute the prefix twice. So the
 decision names the depth up to which some worker knows the prompt and its own does not (`Decision.shared_tokens`): for
 the fleet this is the second time. A worker knows what it has KV of, and what it was sent last, of which there may be no
-events yet.
+events yet. A prompt that continues another, as a conversation's next turn does, diverges from nobody where that ended,
+and asks for nothing: in little memory such states displace what others resume from.
 
 A cold prompt is placed by memory:
 
@@ -91,7 +92,8 @@ class Query:
     key: bytes
     """A hash of its beginning and its namespace: equal for requests that are likely to share a prefix."""
     num_known_tokens: int = 0
-    """Tokens of the prompt that some worker knows, whether it may take the request or not."""
+    """Tokens of the prompt that some worker knows, whether it may take the request or not, and after which it diverges
+    from another prompt; 0 where it continues one."""
 
 
 class Candidate(NamedTuple):
