@@ -37,8 +37,9 @@ SHARING = {
     )
 }
 """Files whose tests share servers."""
-MATRIX_SERVER = re.compile(r"\[((?:gdn|mamba2)-[\w-]+-(?:whole|prefill))\b")
-"""The name of a server of the matrix (`engine/matrix.py`), which the tests of several files share."""
+MATRIX_SERVER = re.compile(r"\[(?:gdn|mamba2)-[\w-]+-(?:whole|prefill)\b")
+"""The name of a server of the matrix (`engine/matrix.py`), which tests of several files share. One runs at a time: with
+two ranks and two roles it takes up to eight processes of a gigabyte."""
 CHROMIUM = Path("/usr/bin/chromium")
 
 
@@ -70,8 +71,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Scheduling"
     class ByServer(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = super()._split_scope(nodeid)
-            of_the_matrix = MATRIX_SERVER.search(nodeid)
-            return of_the_matrix[1] if of_the_matrix else "servers" if path in SHARING else path
+            return "matrix" if MATRIX_SERVER.search(nodeid) else "servers" if path in SHARING else path
 
     return ByServer(config, log)
 

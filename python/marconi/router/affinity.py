@@ -36,7 +36,7 @@ class _Place:
     num_tokens: int
     """Tokens from the position before."""
     num_prompt_tokens: int
-    """Of the whole path that passed here last, in whole blocks."""
+    """Tokens of the whole path that passed here last, in whole blocks."""
     is_taken_back: bool = False
 
 
@@ -44,10 +44,10 @@ class Seen(NamedTuple):
     """The longest beginning of a prompt that any request had, at the positions that are remembered."""
 
     worker: str
-    """Served it last."""
+    """The worker that served it last."""
     num_tokens: int
     num_prompt_tokens: int
-    """Of the last request that had this beginning, in whole blocks: it went on from here, or ended near here."""
+    """Tokens, in whole blocks, of the last request that had this beginning: more where it diverges from the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Affinity:
         del self._warm[worker]
 
     def seen(self, chain: Chain) -> Seen | None:
-        """The longest known beginning of a prompt; None if there is none, or its worker has gone."""
+        """The longest known beginning of a prompt; None if there is none, or its worker was removed."""
         for index in reversed(_positions(len(chain.hashes))):
             place = self._places.get((chain.namespace, chain.hashes[index]))
             if place is not None:

@@ -45,7 +45,7 @@ and its new worker sees this one for the first: it would keep no state there, an
 decision names the depth up to which some worker knows the prompt and its own does not (`Decision.shared_tokens`): for
 the fleet this is the second time. A worker knows what it has KV of, and what it was sent last, of which there may be no
 events yet. A prompt that continues another, as a conversation's next turn does, diverges from nobody where that ended,
-and asks for nothing: in little memory such states displace what others resume from.
+and asks for nothing: where memory is scarce, such states displace what others resume from.
 
 A cold prompt is placed by memory:
 
