@@ -25,9 +25,10 @@ from .conftest import BREAKS, FAULT, MARCONI, STANDARD, EntryPoint, Launch
 from .matrix import (
     DATA_PARALLEL,
     HOST,
-    HOST_TIER,
+    IN_TURN,
     MATRIX,
     NONE,
+    ONE_POOL,
     OVERLAP,
     SERVER,
     TIGHT_KV_TOKENS,
@@ -53,6 +54,8 @@ FORWARD = tuple(name for name in named(upstream.PREFILLS) if name not in SCHEDUL
 DRAFTS = named(upstream.DRAFTS)
 BESIDE = ("backend.clean_logits", "idle.after_idle_metrics", "details.on_get_cached_tokens_details")
 """They serve no state, and any request meets them."""
+TIGHT = ("--max-total-tokens", "1200", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
+TIGHT += ("--chunked-prefill-size", "256")
 LONG = [random_tokens(82_000 + index, 380 + index) for index in range(TIGHT_KV_TOKENS // 380 + 2)]
 """More than a server of one pool, or above a host tier, holds."""
 AT_THE_END = "speculation.around_can_cache"
@@ -74,8 +77,23 @@ def faults_of(choice: Choice) -> list[str]:
     return [each for each in met if hybrid not in each and linear not in each]
 
 
-SERVERS = (*MATRIX, Choice("gdn", EXTRA_BUFFER, NONE, OVERLAP, HOST_TIER, "tp", "1", WHOLE).launch())
-"""Above a host tier those of the matrix draft, and meet fewer hooks."""
+SERVERS = (
+    *MATRIX,
+    Launch(
+        "gdn-one-pool-faulty",
+        "gdn",
+        (*MARCONI, *TIGHT, "--enable-unified-memory"),
+        entry_point=SERVER,
+        choice=Choice("gdn", EXTRA_BUFFER, NONE, OVERLAP, ONE_POOL, "1", "1", WHOLE),
+    ),
+    replace(
+        STANDARD["mamba2", NO_BUFFER],
+        name="mamba2-faulty",
+        entry_point=SERVER,
+        choice=Choice("mamba2", NO_BUFFER, NONE, IN_TURN, TWO_POOLS, "1", "1", WHOLE),
+    ),
+)
+"""In one pool those of the matrix have room for all that is asked, and of Mamba2 all draft or have larger pages."""
 
 
 def planted() -> dict[Choice, list[tuple[str, str]]]:
@@ -86,7 +104,7 @@ def planted() -> dict[Choice, list[tuple[str, str]]]:
     chosen: dict[Choice, list[tuple[str, str]]] = {}
     met: set[tuple[str, str]] = set()
     whole = [each.choice for each in SERVERS if each.choice and not each.choice.is_prefill]
-    for choice in (each for each in whole if each.ranks != DATA_PARALLEL):
+    for choice in (each for each in whole if each.ranks != DATA_PARALLEL and each.page == "1"):
         for fault in faults_of(choice):
             for when in BOTH:
                 ranks = "ranked" if choice.ranks != "1" else "alone"
@@ -295,8 +313,7 @@ def test_control_slots_of_states_that_nobody_wrote_would_end_the_server(
     memory: tuple[str, ...], models: dict[str, Path], preload: EntryPoint, tmp_path: Path
 ) -> None:
     """What holds that nothing is lost is SGLang's own count of slots and the tree's, whenever a server is idle."""
-    args = ("--max-total-tokens", "1200", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
-    launch = Launch("leaking", "gdn", (*MARCONI, *args, "--chunked-prefill-size", "256", *memory))
+    launch = Launch("leaking", "gdn", (*MARCONI, *TIGHT, *memory))
     with serving(launch, models, preload, tmp_path, MARCONI_TEST_CONTROL="leaking") as (server, file):
         fill(server.url)
         file.write_text("gated_delta_rule.checkpoint before all")
