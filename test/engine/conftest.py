@@ -215,7 +215,7 @@ def serving(
 def _one_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ranks with caches of their own one is asked, the last: the scenarios count on what they left."""
     launch = getattr(request.node, "callspec", None) and request.node.callspec.params.get("server")
-    if launch is None or "--dp-size" not in launch.args:
+    if not isinstance(launch, Launch) or "--dp-size" not in launch.args:
         return
     url, post = request.getfixturevalue("server").url, httpx.post
 
