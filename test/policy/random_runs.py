@@ -1,8 +1,13 @@
-"""Random runs of a prefix cache in which every victim is compared with one chosen naively from a rule's definition."""
+"""Drawn runs of a prefix cache in which victims are compared with those chosen naively from a rule's definition."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from marconi.baselines.admission.every_block import EveryBlock
 from marconi.policy.admission.base import Admission
@@ -95,14 +100,23 @@ def free_then_lru(is_free: Callable[[Node, NaiveConversations], bool]) -> Choose
     return choose
 
 
-class Watched(Eviction):
-    """A rule whose every victim is compared."""
+def last_pass(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
+    return min(candidates, key=lambda node: (node.last_pass_s, node.serial))
 
-    def __init__(self, rule: Eviction, tree: RadixTree, choose: Choose) -> None:
+
+def last_hit(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
+    return min(candidates, key=lambda node: (node.last_hit_s, node.serial))
+
+
+class Watched(Eviction):
+    """A rule of whose victims one in `every` is compared."""
+
+    def __init__(self, rule: Eviction, tree: RadixTree, choose: Choose, every: int = 1) -> None:
         self.rule = rule
         self.scope = rule.scope
         self.tree = tree
         self.choose = choose
+        self.every = every
         self.conversations = NaiveConversations()
         self.num_victims = 0
 
@@ -131,6 +145,10 @@ class Watched(Eviction):
         return self.rule.worths(nodes, now_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
+        victim = self.rule.victim(need, now_s)
+        self.num_victims += victim is not None
+        if victim is not None and self.num_victims % self.every:
+            return victim
         candidates = [
             node
             for node in self.tree.nodes()
@@ -138,21 +156,25 @@ class Watched(Eviction):
             and not node.num_locks
             and node.num_children <= (0 if need is Need.KV else self.scope.value)
         ]
-        victim = self.rule.victim(need, now_s)
         if not candidates:
             assert victim is None
             return None
         self.conversations.held = {node for node in self.tree.nodes() if node.has_state}
         expected = self.choose(candidates, need, now_s, self.conversations)
         assert victim is expected, f"{victim} went, {expected} is right, of {candidates}"
-        self.num_victims += 1
         return victim
 
 
-def random_requests(seed: int, num_requests: int = 100) -> list[Request]:
+def random_requests(source: random.Random | int, num_requests: int = 100) -> list[Request]:
     """Sessions over few ids that share prompts, go on, go back, repeat themselves and come at equal times."""
-    rng = random.Random(seed)  # noqa: S311 - test data
-    shared = [[rng.randrange(3) for _ in range(rng.randrange(4, 20))] for _ in range(3)]
+    rng = random.Random(source) if isinstance(source, int) else source  # noqa: S311 - test data
+
+    def ids(num: int) -> list[int]:
+        """All from one number, which is drawn, and shrinks, at once."""
+        number = rng.randrange(3**num)
+        return [number // 3**place % 3 for place in range(num)]
+
+    shared = [ids(rng.randrange(4, 20)) for _ in range(3)]
     histories: list[list[int]] = []
     turns: list[int] = []
     requests = []
@@ -166,8 +188,8 @@ def random_requests(seed: int, num_requests: int = 100) -> list[Request]:
         if rng.random() < 0.1:
             del histories[session][rng.randrange(len(histories[session]) + 1) :]
         added = 0 if rng.random() < 0.05 and histories[session] else rng.randrange(1, 15)
-        prompt = histories[session] + [rng.randrange(3) for _ in range(added)]
-        output = [rng.randrange(3) for _ in range(rng.randrange(0, 10))]
+        prompt = histories[session] + ids(added)
+        output = ids(rng.randrange(0, 10))
         histories[session] = prompt + output
         turns[session] += 1
         path = pack(prompt + output)
@@ -182,16 +204,18 @@ def run(
     costs: Costs = KV_COSTS,
     budget: Budget | None = None,
     admission: Admission | None = None,
+    every: int = 1,
+    max_ghosts: int = 30,
 ) -> int:
-    """Serve `requests` and compare every victim; returns how many there were."""
-    tree = RadixTree(max_ghosts=30)
-    watched = Watched(rule, tree, choose)
+    """Serve `requests` and compare one victim in `every`; returns how many there were."""
+    tree = RadixTree(max_ghosts=max_ghosts)
+    watched = Watched(rule, tree, choose, every)
     cache = BudgetCache(
         tree, EveryBlock(1) if admission is None else admission, watched, costs, budget or JointBudget(120)
     )
     for request in requests:
         cache.serve(request)
-    check_invariants(tree)
+        check_invariants(tree)
     return watched.num_victims
 
 
@@ -204,11 +228,62 @@ WORLDS: dict[str, tuple[Costs, Budget, Admission, frozenset[Need]]] = {
 """Costs, budget, admission and needs of the kinds of cache that a rule is tried in."""
 
 
-def compare(make: Callable[[Costs, frozenset[Need]], Eviction], choose: Choose, world: str, seed: int) -> None:
-    """One random run in a world; fails unless it evicted often."""
-    costs, budget, admission, needs = WORLDS[world]
-    num_victims = run(make(costs, needs), choose, random_requests(seed), costs, budget, admission)
-    assert num_victims > 30, "the run hardly evicted"
+class Extent(NamedTuple):
+    """How much is drawn, and how often what is expensive is compared."""
+
+    num_runs: int
+    every: int
+
+    def draw(self, test: Callable[..., int], /, **strategies: st.SearchStrategy[Any]) -> int:
+        """Run `test` with drawn arguments; returns the sum of what it counts."""
+        num = 0
+
+        @settings(max_examples=self.num_runs)
+        @given(**strategies)
+        def drawn(**arguments: Any) -> None:
+            nonlocal num
+            num += test(**arguments)
+
+        drawn()
+        return num
+
+
+extents = pytest.mark.parametrize(
+    "extent", [Extent(12, 4), pytest.param(Extent(100, 1), marks=pytest.mark.slow)], ids=["quick", "thorough"]
+)
+"""The two extents that a comparison is made in."""
+sources = st.randoms(use_true_random=False)
+"""Of requests: all that is drawn from one shrinks."""
+lengths = st.integers(1, 80)
+"""Requests of a run."""
+
+
+def compare(
+    extent: Extent,
+    make: Callable[..., tuple[Eviction, Choose]],
+    worlds: Collection[str] = WORLDS,
+    **parameters: Sequence[Any],
+) -> None:
+    """Fail where victims differ in drawn worlds, and unless the runs evict often.
+
+    `make` is given costs, needs, requests and one of each of `parameters`.
+    """
+
+    def victims(source: random.Random, length: int, world: str, max_ghosts: int, **chosen: Any) -> int:
+        costs, budget, admission, needs = WORLDS[world]
+        requests = random_requests(source, length)
+        rule, choose = make(costs, needs, requests, **chosen)
+        return run(rule, choose, requests, costs, budget, admission, extent.every, max_ghosts)
+
+    num_victims = extent.draw(
+        victims,
+        source=sources,
+        length=lengths,
+        world=st.sampled_from([*worlds]),
+        max_ghosts=st.sampled_from((30, 5, 0)),
+        **{name: st.sampled_from(values) for name, values in parameters.items()},
+    )
+    assert num_victims > 20 * extent.num_runs, "the runs hardly evicted"
 
 
 PAUSES_S = (0.0, 0.5, 3.0)
