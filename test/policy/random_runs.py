@@ -290,10 +290,14 @@ PAUSES_S = (0.0, 0.5, 3.0)
 
 
 def serve_overlapping(
-    cache: BudgetCache, requests: Sequence[Request], seed: int, num_running: int, pauses_s: Sequence[float] = PAUSES_S
+    cache: BudgetCache,
+    requests: Sequence[Request],
+    source: random.Random | int,
+    num_running: int,
+    pauses_s: Sequence[float] = PAUSES_S,
 ) -> None:
     """Up to `num_running` requests at a time, begun in order and finished in any, one of `pauses_s` before each end."""
-    rng = random.Random(seed)  # noqa: S311 - test data
+    rng = random.Random(source) if isinstance(source, int) else source  # noqa: S311 - test data
     running: list[Lease] = []
     now_s = 0.0
     for request in requests:
