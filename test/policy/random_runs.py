@@ -236,6 +236,10 @@ class Extent(NamedTuple):
     """Of each kind, beside the simplest one."""
     every: int
 
+    def times(self, factor: int) -> "Extent":
+        """So many times the runs, where one is short."""
+        return self._replace(num_runs=factor * self.num_runs)
+
     def draw(self, test: Callable[..., int], kinds: Iterable[Any], **strategies: st.SearchStrategy[Any]) -> int:
         """Run `test` on each of `kinds` with drawn arguments; returns the sum of what it counts."""
         num = 0
@@ -255,6 +259,13 @@ extents = pytest.mark.parametrize(
     "extent", [Extent(3, 4), pytest.param(Extent(25, 1), marks=pytest.mark.slow)], ids=["quick", "thorough"]
 )
 """The two extents that a comparison is made in."""
+
+
+def in_quick(value: Any, *others: Any) -> list[Any]:
+    """Values of a parameter: the first in both suites, the others in the slow one."""
+    return [value, *(pytest.param(other, marks=pytest.mark.slow) for other in others)]
+
+
 sources = st.randoms(use_true_random=False)
 """Of requests: all that is drawn from one shrinks."""
 lengths = st.integers(1, 80)
