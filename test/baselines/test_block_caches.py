@@ -126,7 +126,9 @@ ACCESSES = st.lists(
 
 @extents
 def test_every_access_leaves_the_blocks_that_the_brute_force_twin_holds(extent: Extent) -> None:
-    extent.times(15).draw(check_against_the_twin, NAMES, accesses=ACCESSES, capacity=st.integers(2, 26))
+    extent._replace(num_runs=15 * extent.num_runs).draw(
+        check_against_the_twin, NAMES, accesses=ACCESSES, capacity=st.integers(2, 26)
+    )
 
 
 @pytest.mark.parametrize("capacity", [2, 3, 5, 6, 8, 15, 25, 40])
@@ -160,7 +162,7 @@ REQUESTS = st.lists(
 
 @extents
 def test_every_request_hits_what_the_rule_says_on_the_twin(extent: Extent) -> None:
-    extent.times(15).draw(check_hits, NAMES, drawn=REQUESTS, capacity=st.integers(2, 26))
+    extent._replace(num_runs=15 * extent.num_runs).draw(check_hits, NAMES, drawn=REQUESTS, capacity=st.integers(2, 26))
 
 
 def check_hits(name: str, drawn: list[tuple[int, int, list[int], int]], capacity: int) -> int:

@@ -109,27 +109,17 @@ def last_hit(candidates: list[Node], need: Need, now_s: float, conversations: Na
 
 
 class Watched(Eviction):
-    """A rule of whose victims one in `every` is compared."""
+    """A rule to which all is passed on, and whose victims may be looked at."""
 
-    def __init__(self, rule: Eviction, tree: RadixTree, choose: Choose, every: int = 1) -> None:
+    def __init__(self, rule: Eviction) -> None:
         self.rule = rule
         self.scope = rule.scope
-        self.tree = tree
-        self.choose = choose
-        self.every = every
-        self.conversations = NaiveConversations()
         self.num_victims = 0
 
     def arrived(self, lease: Lease, now_s: float) -> None:
-        self.conversations.held = {node for node in self.tree.nodes() if node.has_state}
-        if lease.match.source is not None:
-            self.conversations.hit(lease.match.source, lease.request)
         self.rule.arrived(lease, now_s)
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
-        for node in nodes:
-            assert isinstance(node, Node)
-            self.conversations.left(node, state_above(node), lease.request)
         self.rule.admitted(nodes, lease, now_s)
 
     def evicting(self, node: NodeView, now_s: float) -> None:
@@ -143,6 +133,29 @@ class Watched(Eviction):
 
     def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
         return self.rule.worths(nodes, now_s)
+
+
+class Compared(Watched):
+    """A rule of whose victims one in `every` is compared."""
+
+    def __init__(self, rule: Eviction, tree: RadixTree, choose: Choose, every: int = 1) -> None:
+        super().__init__(rule)
+        self.tree = tree
+        self.choose = choose
+        self.every = every
+        self.conversations = NaiveConversations()
+
+    def arrived(self, lease: Lease, now_s: float) -> None:
+        self.conversations.held = {node for node in self.tree.nodes() if node.has_state}
+        if lease.match.source is not None:
+            self.conversations.hit(lease.match.source, lease.request)
+        super().arrived(lease, now_s)
+
+    def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
+        for node in nodes:
+            assert isinstance(node, Node)
+            self.conversations.left(node, state_above(node), lease.request)
+        super().admitted(nodes, lease, now_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         victim = self.rule.victim(need, now_s)
@@ -210,13 +223,13 @@ def run(
 ) -> int:
     """Serve `requests` and compare one victim in `every`; returns how many there were."""
     tree = RadixTree(max_ghosts=max_ghosts)
-    watched = Watched(rule, tree, choose, every)
+    watched = Compared(rule, tree, choose, every)
     cache = BudgetCache(
         tree, EveryBlock(1) if admission is None else admission, watched, costs, budget or JointBudget(120)
     )
     for request in requests:
         cache.serve(request)
-        check_invariants(tree)
+    check_invariants(tree)
     return watched.num_victims
 
 
@@ -235,10 +248,6 @@ class Extent(NamedTuple):
     num_runs: int
     """Of each kind, beside the simplest one."""
     every: int
-
-    def times(self, factor: int) -> "Extent":
-        """So many times the runs, where one is short."""
-        return self._replace(num_runs=factor * self.num_runs)
 
     def draw(self, test: Callable[..., int], kinds: Iterable[Any], **strategies: st.SearchStrategy[Any]) -> int:
         """Run `test` on each of `kinds` with drawn arguments; returns the sum of what it counts."""
@@ -261,14 +270,9 @@ extents = pytest.mark.parametrize(
 """The two extents that a comparison is made in."""
 
 
-def in_quick(value: Any, *others: Any) -> list[Any]:
-    """Values of a parameter: the first in both suites, the others in the slow one."""
-    return [value, *(pytest.param(other, marks=pytest.mark.slow) for other in others)]
-
-
 sources = st.randoms(use_true_random=False)
 """Of requests: all that is drawn from one shrinks."""
-lengths = st.integers(1, 80)
+lengths = st.integers(30, 80)
 """Requests of a run."""
 
 

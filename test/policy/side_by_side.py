@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
 
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need, NodeView
@@ -14,7 +13,7 @@ from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
 from .brute_force import BruteForceCache, Lease, TwinRule, TwinTree
 from .brute_order import Order
-from .random_runs import random_ids
+from .random_runs import Watched, random_ids
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
 ONE_POOL = frozenset({Need.BYTES})
@@ -58,18 +57,14 @@ class Setting:
         return JointBudget(num_bytes + 6 * COSTS.state_bytes)
 
 
-class Witness:
-    """A rule whose victims are written down; all else is the rule's own."""
+class Witness(Watched):
+    """A rule whose victims are written down."""
 
     def __init__(self, rule: Eviction) -> None:
-        for name in vars(Eviction):
-            if not name.startswith("_"):
-                setattr(self, name, getattr(rule, name))
-        self.rule = rule
+        super().__init__(rule)
         self.victims: list[str] = []
-        self.victim = self._victim
 
-    def _victim(self, need: Need, now_s: float) -> NodeView | None:
+    def victim(self, need: Need, now_s: float) -> NodeView | None:
         node = self.rule.victim(need, now_s)
         if node is not None:
             assert isinstance(node, Node)
@@ -118,9 +113,7 @@ class SideBySide:
         eviction = rule.eviction()
         self.witness = Witness(eviction)
         tree = RadixTree(setting.unit_tokens, setting.max_ghosts)
-        self.cache = BudgetCache(
-            tree, Judicious(setting.grid_tokens, least_tokens=1), cast(Eviction, self.witness), COSTS, budget
-        )
+        self.cache = BudgetCache(tree, Judicious(setting.grid_tokens, least_tokens=1), self.witness, COSTS, budget)
         twin_tree = TwinTree(setting.unit_tokens, setting.max_ghosts, setting.grid_tokens)
         twin_rule = TwinRule(rule.order(), eviction.scope.value)
         self.twin = BruteForceCache(twin_tree, twin_rule, COSTS, budget)

@@ -46,6 +46,8 @@ RULES = (
     Rule("lru", lambda: SeparateLru(TWO_POOLS), SeparateLruOrder, TWO_POOLS),
     Rule("lru, one pool", SeparateLru, SeparateLruOrder),
     Rule("lru-joint", JointLru, JointLruOrder),
+    Rule("lru-joint, two pools", lambda: JointLru(TWO_POOLS), JointLruOrder, TWO_POOLS),
+    Rule("lru by marconi-static 0.0", lambda: UtilityEviction(COSTS, 0.0), SeparateLruOrder),
     utility(0.0),
     utility(0.3),
     utility(1.0),
@@ -73,7 +75,7 @@ def test_hits_bytes_and_victims_are_those_of_the_brute_force_twin(rule: Rule, ex
     def victims(setting: Setting, rng: random.Random, num_operations: int) -> int:
         return len(drive(rule, setting, num_operations, rng, extent.every).twin.victims)
 
-    num_victims = extent.draw(victims, SETTINGS, rng=sources, num_operations=st.integers(1, 120))
+    num_victims = extent.draw(victims, SETTINGS, rng=sources, num_operations=st.integers(40, 120))
     assert num_victims > 20 * extent.num_runs, "the runs hardly evict: they would show nothing"
 
 

@@ -8,20 +8,11 @@ from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
 from rig.budget_cache import BudgetCache, JointBudget
 
-from .random_runs import HYBRID_COSTS, Extent, compare, extents, last_hit
+from .random_runs import HYBRID_COSTS
 
 
 def request(first_id: int, num_tokens: int, arrival_s: float) -> Request:
     return Request(pack(range(first_id, first_id + num_tokens + 1)), num_tokens, 1, num_tokens + 1, arrival_s)
-
-
-@extents
-def test_alpha_0_is_lru_of_the_nodes_hit(extent: Extent) -> None:
-    compare(
-        extent,
-        lambda costs, needs, _: (UtilityEviction(costs, 0.0, needs), last_hit),
-        ["hybrid", "hybrid-split"],
-    )
 
 
 @pytest.mark.parametrize(("alpha", "depths"), [(0.0, [20, 30]), (0.4, [20, 30]), (0.6, [30, 100]), (9.0, [30, 100])])

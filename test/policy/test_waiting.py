@@ -54,7 +54,7 @@ def run(unit: int, rng: random.Random, num_steps: int) -> int:
 
 @extents
 def test_what_is_shared_is_what_comparing_all_finds(extent: Extent) -> None:
-    assert extent.draw(run, (1, 4), rng=sources, num_steps=st.integers(1, 120)) > 300
+    assert extent.draw(run, (1, 4), rng=sources, num_steps=st.integers(30, 120)) > 300
 
 
 def test_an_index_that_forgets_a_node_is_caught() -> None:

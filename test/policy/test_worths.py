@@ -28,7 +28,7 @@ from .random_runs import (
     HYBRID_COSTS,
     WORLDS,
     Choose,
-    Watched,
+    Compared,
     free_then_lru,
     last_hit,
     last_pass,
@@ -46,7 +46,7 @@ def stated(rule: Eviction, tree: RadixTree, now_s: float) -> list[Node]:
     return sorted(keys, key=keys.__getitem__)
 
 
-class OrderWatched(Watched):
+class OrderWatched(Compared):
     """The order behind every victim is that of the definition, taken candidate by candidate."""
 
     num_orders = 0
