@@ -1,6 +1,6 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all cuda-check test-ray fuzz soak-fleet lint type format figures bench recipes lock ledger clean
+.PHONY: help setup demo test test-all slowest cuda-check test-ray fuzz soak-fleet lint type format figures bench recipes lock ledger clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -40,10 +40,13 @@ demo: setup  ## serve a small hybrid model with and without Marconi and compare 
 	$(BIN)/marconi demo $(if $(MODEL),--model-path $(MODEL)) $(ARGS)
 
 test: setup  ## the tests of every change, exactness among them, some 13 minutes on 2 cores (ARGS="-k ...")
-	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "not slow" --junitxml=.durations/quick.xml $(ARGS)
 
 test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (about an hour)
-	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m slow --junitxml=.durations/slow.xml $(ARGS)
+
+slowest: setup  ## the folders, files and tests that took longest in the last `make test` and `make test-all`
+	$(BIN)/python test/durations.py
 
 cuda-check: $(if $(CUDA_PYTHON),,setup)  ## all that needs a Hopper card, in 8 minutes (PART=kernels,servers,speed; ARGS="--list"; CUDA_PYTHON=python3: no setup)
 	$(or $(CUDA_PYTHON),$(BIN)/python) benchmark/cuda_check.py $(if $(PART),--part $(PART)) $(ARGS)
@@ -103,4 +106,4 @@ ledger: setup  ## write down what is changed of SGLang (UPSTREAM.md) and the sig
 	SGLANG_PLATFORM=marconi_cpu PYTHONPATH=test $(BIN)/python -m engine.ledger
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .uv .demo .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) .uv .demo .durations .mypy_cache .ruff_cache build dist

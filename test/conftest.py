@@ -1,8 +1,9 @@
-"""What every test shares: the platform that SGLang serves on, the options, and what needs a GPU or a browser."""
+"""What every test shares: the options, and what needs a GPU or a browser."""
 
 import importlib.util
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from durations import Budgets
 from marconi import process
+from sglang_platform import choose
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -19,17 +22,6 @@ if TYPE_CHECKING:
 # Before torch is: processes that share the cores take one each, or their threads wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# Before SGLang is imported anywhere: a machine without an accelerator serves on the CPU platform.
-if "SGLANG_PLATFORM" not in os.environ:
-    try:
-        import torch
-    except ImportError:
-        pass
-    else:
-        if not torch.accelerator.is_available():
-            os.environ["SGLANG_PLATFORM"] = "marconi_cpu"
-
 
 # The same examples in every run, and none fails because a machine is busy. Soaks draw others.
 settings.register_profile(
@@ -45,6 +37,8 @@ SHARING = {
     )
 }
 """Files whose tests share servers."""
+MATRIX_SERVER = re.compile(r"\[((?:gdn|mamba2)-[\w-]+-(?:whole|prefill))\b")
+"""The name of a server of the matrix (`engine/matrix.py`), which the tests of several files share."""
 CHROMIUM = Path("/usr/bin/chromium")
 
 
@@ -61,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # SGLang takes further ports, at distances from a server's own, which another worker of xdist would find free.
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
+    if worker is None:
+        config.pluginmanager.register(Budgets())
+    else:
         ports, num = process._PORTS, len(process._PORTS) // 2
         process._PORTS = ports[int(worker.removeprefix("gw")) % 2 * num :][:num]
 
@@ -74,7 +70,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Scheduling"
     class ByServer(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = super()._split_scope(nodeid)
-            return "servers" if path in SHARING else path
+            of_the_matrix = MATRIX_SERVER.search(nodeid)
+            return of_the_matrix[1] if of_the_matrix else "servers" if path in SHARING else path
 
     return ByServer(config, log)
 
@@ -96,6 +93,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="module")
 def sglang_configuration() -> Iterator[None]:
     """Put back what caches and benchmarks set for the process: SGLang's configuration, its log, torch's threads."""
+    choose()
     import torch
     from sglang.srt import runtime_context
 

@@ -79,6 +79,7 @@ runpy.run_path({path!r}, run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("only_chat")
 def test_a_stream_that_got_anothers_answer_is_named_and_there_are_no_figures(
     model: Path, worker: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -92,6 +93,7 @@ def test_a_stream_that_got_anothers_answer_is_named_and_there_are_no_figures(
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_start_is_named_with_its_last_words(
     model: Path, worker: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

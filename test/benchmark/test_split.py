@@ -39,13 +39,6 @@ def test_every_division_serves_the_same_requests_and_the_best_of_a_row_has_no_re
     assert "one pool" in capsys.readouterr().out
 
 
-def test_each_half_of_a_drawn_workload_has_sessions_of_its_own(benchmark: ModuleType) -> None:
-    given = benchmark.Input("generate:agent-append", None, 20)
-    tuning, reporting = given.half(benchmark.Half.TUNING), given.half(benchmark.Half.REPORTING)
-    assert len(tuning.requests) == len(reporting.requests) == 20
-    assert tuning.requests != reporting.requests
-
-
 def test_a_workload_that_does_not_exist_is_one_line(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark.main(["generate:nothing", *OPTIONS]) == 2
     assert "nothing" in capsys.readouterr().err.splitlines()[-1]

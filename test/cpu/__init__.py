@@ -1,0 +1,3 @@
+from sglang_platform import choose
+
+choose()

@@ -6,13 +6,16 @@ launch share its server, whose tests run together: they may leave anything in it
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
@@ -25,8 +28,12 @@ from marconi.process import LAUNCH
 
 from .breaking import require_broken
 from .preloaded import preloaded
-from .reference import Reference
+from .reference import Reference, digest_of
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, NO_BUFFER
+
+if TYPE_CHECKING:
+    from .disaggregated import Pair
+    from .matrix import Choice
 
 StartServer = Callable[[Path, Sequence[str]], ServerProcess]
 EntryPoint = Callable[[Sequence[str]], tuple[str, ...]]
@@ -47,8 +54,13 @@ STRATEGY_ARGS = {
 BROKEN_STATE_SERVER = (str(Path(__file__).with_name("broken_state_server.py")),)
 
 
+BREAKS, FAULT = "breaks", "fault"
+"""Files beside the log of a server of the matrix: while the first exists states break, the second says what raises."""
+MATRIX_SERVER = (str(Path(__file__).with_name("matrix_server.py")),)
 NEGATIVE_CONTROL = "negative control"
 MAX_REFERENCES = 2
+KEPT = Path(sys.prefix) / ".references"
+"""Answers without a prefix cache, by what they hang on; a new environment has none."""
 MTP = "-mtp"
 
 
@@ -65,6 +77,8 @@ class Launch:
     strategy: str = EXTRA_BUFFER
     env: tuple[tuple[str, str], ...] = ()
     entry_point: tuple[str, ...] = LAUNCH
+    choice: "Choice | None" = None
+    """Of the matrix."""
 
     def process(self, models: dict[str, Path], log_path: Path, **options: Any) -> ServerProcess:
         """The server, not yet started."""
@@ -167,15 +181,50 @@ def server(
     preload: EntryPoint,
     models: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[ServerProcess]:
-    """The server of a module's `LAUNCHES`."""
+) -> Iterator["ServerProcess | Pair"]:
+    """The server of a module's `LAUNCHES`, or the two of one with a role."""
     is_broken = request.config.getoption("--broken-states")
-    entry_point = preload(BROKEN_STATE_SERVER if is_broken else request.param.entry_point)
-    log_path = tmp_path_factory.mktemp("server") / "log"
-    with request.param.process(models, log_path, entry_point=entry_point) as running:
+    launch: Launch = request.param
+    folder = tmp_path_factory.mktemp("server")
+    if launch.entry_point == MATRIX_SERVER:
+        if is_broken:
+            (folder / BREAKS).touch()
+        (folder / FAULT).touch()
+        files = ("MARCONI_BREAK_STATES", str(folder / BREAKS)), ("MARCONI_TEST_FAULT_FILE", str(folder / FAULT))
+        launch = replace(launch, env=(*launch.env, *files))
+    elif is_broken:
+        launch = replace(launch, entry_point=BROKEN_STATE_SERVER)
+    with serving(launch, models, preload, folder) as running:
         yield running
         if is_broken:
-            require_broken(log_path)
+            require_broken(running.log_path)
+
+
+def serving(
+    launch: Launch, models: dict[str, Path], preload: EntryPoint, folder: Path
+) -> AbstractContextManager["ServerProcess | Pair"]:
+    """The server of `launch`, or its two."""
+    from .disaggregated import disaggregated
+
+    if launch.choice is not None and launch.choice.is_prefill:
+        return disaggregated(launch, models, preload, folder, launch.choice.prefill_flags)
+    return launch.process(models, folder / "log", entry_point=preload(launch.entry_point))
+
+
+@pytest.fixture(autouse=True)
+def _one_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ranks with caches of their own one is asked, the last: the scenarios count on what they left."""
+    launch = getattr(request.node, "callspec", None) and request.node.callspec.params.get("server")
+    if launch is None or "--dp-size" not in launch.args:
+        return
+    url, post = request.getfixturevalue("server").url, httpx.post
+
+    def to_the_last(asked: str, **options: Any) -> httpx.Response:
+        if asked == f"{url}/generate":
+            options["json"] = {**options["json"], "routed_dp_rank": 1}
+        return post(asked, **options)
+
+    monkeypatch.setattr(httpx, "post", to_the_last)
 
 
 @pytest.fixture
@@ -203,10 +252,11 @@ def launch(request: pytest.FixtureRequest) -> Launch:
 def references(
     preload: EntryPoint, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Reference]]:
-    """The reference of a family, started when it is asked for; of several families the latest two have a server."""
-    running: dict[str, tuple[Reference, ExitStack]] = {}
+    """The reference of a family; of several whose answers are missing the latest two have a server."""
+    known: dict[str, Reference] = {}
+    running: dict[str, tuple[str, ExitStack]] = {}
 
-    def of(family: str) -> Reference:
+    def start(family: str) -> str:
         if family in running:
             running[family] = running.pop(family)
         else:
@@ -217,8 +267,13 @@ def references(
             args = ["--disable-radix-cache"]
             process = ServerProcess(models[family], args, log_path=log_path, entry_point=preload(LAUNCH))
             server = ExitStack()
-            running[family] = Reference(server.enter_context(process).url), server
+            running[family] = server.enter_context(process).url, server
         return running[family][0]
+
+    def of(family: str) -> Reference:
+        if family not in known:
+            known[family] = Reference(partial(start, family), KEPT / digest_of(models[family]))
+        return known[family]
 
     try:
         yield of

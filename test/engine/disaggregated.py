@@ -32,6 +32,11 @@ class Pair:
     prefill: ServerProcess
     decode: ServerProcess
 
+    @property
+    def log_path(self) -> Path:
+        """That of the server that has a cache."""
+        return self.prefill.log_path
+
 
 @contextmanager
 def disaggregated(

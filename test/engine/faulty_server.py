@@ -8,8 +8,7 @@ fault after the other. `MARCONI_TEST_CONTROL` takes out what the tests are about
     trusting    what was not written counts as written, and planning goes on
     leaking     the slots of states that nobody wrote are not freed
 
-`MARCONI_TEST_FAULTY` names another server's file, whose changes are made as well. Started in place of
-`-m sglang.launch_server`; the spawned scheduler imports this file too.
+Started in place of `-m sglang.launch_server`; the spawned scheduler imports this file too.
 """
 
 import importlib
@@ -105,8 +104,6 @@ def take_out() -> None:
 plant()
 let_flushes_plan_again()
 take_out()
-if beside := os.environ.get("MARCONI_TEST_FAULTY"):
-    runpy.run_path(str(Path(__file__).with_name(beside)))
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

@@ -1,16 +1,15 @@
 """SGLang's server whose copies to and from the host run late, and whose freed memory is overwritten at once.
 
 On a CPU a copy has ended when its call returns. Here one to the host runs when it has been asked for `NUM_ASKED` times,
-and one from the host when a layer waits for it, so that what may change meanwhile does. `MARCONI_TEST_FAULT` names what
-is broken, for the negative controls:
+and one from the host when a layer waits for it, so that what may change meanwhile does. The file that
+`MARCONI_TEST_FAULT_FILE` names may say what is broken, for the negative controls:
 
     reused      a slot on the host is free, and used again, while it holds a copy
     unlocked    what is being copied may be evicted; a copy to the host of a state runs when that is, and never before
     unwaited    a layer does not wait for what is loaded
     undrafted   what a draft model knows of a prefix is not loaded with it, which may change no answer
 
-`MARCONI_TEST_BESIDE` names another server's file, whose changes are made as well. Started in place of
-`-m sglang.launch_server`; the spawned scheduler imports this file too.
+Started in place of `-m sglang.launch_server`; the spawned scheduler imports this file too.
 """
 
 import os
@@ -36,8 +35,9 @@ DRAFT_GARBAGE = 1e5
 
 
 def has(fault: str) -> bool:
-    """True if this is broken; asked when it matters: who forks a server imports this file before."""
-    return os.environ.get("MARCONI_TEST_FAULT") == fault
+    """True if this is broken now."""
+    path = os.environ.get("MARCONI_TEST_FAULT_FILE")
+    return path is not None and Path(path).read_text(encoding="utf-8") == fault
 
 
 class Late:
@@ -164,9 +164,6 @@ MarconiRadixCache._give_back = overwrite_on_device
 HostPoolGroup.free = overwrite_on_host
 TieredTreeCore.finish_write_through = finish_and_reuse
 TieredRadixCache._track_write_through_node = track_unlocked
-
-if beside := os.environ.get("MARCONI_TEST_BESIDE"):
-    runpy.run_path(str(Path(__file__).with_name(beside)))
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

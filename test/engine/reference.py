@@ -3,8 +3,18 @@
 In fp32, so that equality is meant literally: token ids equal, log-probabilities within 1e-5.
 """
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import marconi.cpu
+import sgl_kernel_ext
 
 from .client import NUM_TOKENS, Completion, generate
 from .scenarios import Exchange, Scenario
@@ -18,11 +28,21 @@ Asked = tuple[tuple[int, ...], int]
 
 
 class Reference:
-    """A server without a prefix cache; remembers what it answered."""
+    """The answers of a model without a prefix cache: those of `kept`, and of a server that `start` returns the URL of.
 
-    def __init__(self, url: str):
-        self.url = url
+    `kept` is a folder of answers to the same model by the same code (`digest_of`), a file each, which this adds to. The
+    server is asked for what is missing.
+    """
+
+    def __init__(self, start: Callable[[], str], kept: Path):
+        self._start, self._kept = start, kept
         self._answers: dict[Asked, Completion] = {}
+        kept.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        """The server's, which runs from now on."""
+        return self._start()
 
     def answer(self, prompt: tuple[int, ...], num_tokens: int = NUM_TOKENS) -> Completion:
         """The answer to `prompt`, computed from its first token."""
@@ -30,9 +50,12 @@ class Reference:
 
     def answers(self, asked: Sequence[Asked]) -> list[Completion]:
         """The answer to each of `asked`, several of which are computed at once."""
+        self._answers |= {each: found for each in asked if each not in self._answers and (found := self._read(each))}
         missing = [each for each in dict.fromkeys(asked) if each not in self._answers]
-        with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-            self._answers |= zip(missing, pool.map(self._generate, missing), strict=True)
+        if missing:
+            url = self.url
+            with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+                self._answers |= zip(missing, pool.map(partial(self._generate, url), missing), strict=True)
         return [self._answers[each] for each in asked]
 
     def require_same(self, scenario: Scenario, url: str, strategy: str) -> None:
@@ -60,11 +83,38 @@ class Reference:
                 found.append(f"{where}: a log-probability is off by {difference:.1e}")
         return found
 
-    def _generate(self, asked: Asked) -> Completion:
+    def _generate(self, url: str, asked: Asked) -> Completion:
         prompt, num_tokens = asked
-        completion = generate(self.url, prompt, max_new_tokens=num_tokens)
+        completion = generate(url, prompt, max_new_tokens=num_tokens)
         assert completion.num_cached_tokens == 0, "the reference must not have a prefix cache"
+        path = self._path_of(asked)
+        # Whole or not at all: other processes read what is there.
+        written = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        written.write_text(json.dumps([completion.token_ids, completion.logprobs]), encoding="utf-8")
+        written.rename(path)
         return completion
+
+    def _read(self, asked: Asked) -> Completion | None:
+        try:
+            token_ids, logprobs = json.loads(self._path_of(asked).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return Completion(tuple(token_ids), tuple(logprobs), 0)
+
+    def _path_of(self, asked: Asked) -> Path:
+        return self._kept / hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+
+
+def digest_of(model: Path) -> str:
+    """A digest of all that an answer without a prefix cache hangs on: the model's files, and the code that runs it."""
+    digest = hashlib.blake2b(digest_size=16)
+    code = [Path(marconi.cpu.__file__).parent, Path(sgl_kernel_ext.__file__).parent]
+    files = [*model.iterdir(), *(file for folder in code for file in folder.rglob("*.py")), Path(__file__)]
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    for package in ("sglang", "torch", "transformers"):
+        digest.update(version(package).encode())
+    return digest.hexdigest()
 
 
 def difference(got: Completion, expected: Completion) -> float:

@@ -4,7 +4,7 @@ Every answer is compared with that of the same model on one server without a pre
 goes through a transfer on loopback (`loopback_transfer.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,90 +13,47 @@ import pytest
 
 from .breaking import require_broken
 from .client import generate, random_tokens
-from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch, server_args
+from .conftest import NEGATIVE_CONTROL, EntryPoint, Launch, server_args
 from .disaggregated import SERVER, Pair, disaggregated
+from .matrix import MATRIX
 from .reference import Reference
-from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange, Scenario, together
-from .test_speculation import NEXTN
+from .scenarios import EXTRA_BUFFER, Exchange, together
 
 pytestmark = pytest.mark.slow
 
-PAGE_TOKENS = 16
-RETRIES = (("SGLANG_TEST_FORCE_OPTIMISTIC_PREFILL_RETRY_PROB", "1"),)
-
-
-def launched(family: str, strategy: str, *more: str, name: str = "", env: tuple[tuple[str, str], ...] = ()) -> Launch:
-    made = Launch(f"{family}-{strategy}{name}", family, (*server_args(strategy), *more), strategy, env, SERVER)
-    return replace(made, family=family + MTP) if NEXTN[0] in more else made
-
-
-USUAL = (launched("gdn", EXTRA_BUFFER), launched("mamba2", NO_BUFFER))
-OTHERS = (
-    launched("gdn", EXTRA_BUFFER, "--page-size", str(PAGE_TOKENS), name="-pages"),
-    launched("mamba2", EXTRA_BUFFER, "--optimistic-prefill-attempts", "2", name="-retries", env=RETRIES),
-    launched("gdn", EXTRA_BUFFER, *NEXTN, name="-drafts"),
-    launched("mamba2", NO_BUFFER, *TWO_RANKS, name="-two-ranks", env=CONSENSUS),
-    launched("gdn", EXTRA_BUFFER, "--enable-unified-memory", name="-one-pool"),
+RETRIES = "--optimistic-prefill-attempts"
+OF_THE_MATRIX = tuple(each for each in MATRIX if each.choice and each.choice.is_prefill)
+GIVEN_UP = replace(
+    OF_THE_MATRIX[0],
+    name="mamba2-prefill-retries",
+    args=(*OF_THE_MATRIX[0].args, RETRIES, "2"),
+    env=(*OF_THE_MATRIX[0].env, ("SGLANG_TEST_FORCE_OPTIMISTIC_PREFILL_RETRY_PROB", "1")),
 )
-FEW = {"multi-turn", "concurrent", "chunked-prefill", "aborted"}
-"""Scenarios of the others."""
-every_launch = pytest.mark.parametrize("launch", [*USUAL, *OTHERS], indirect=True, ids=lambda each: each.name)
+LAUNCHES = (*OF_THE_MATRIX, GIVEN_UP)
 
 
-def is_asked(launch: Launch, scenario: Scenario) -> bool:
-    return scenario.name in FEW or launch in USUAL
-
-
-@pytest.fixture(scope="module")
-def launch(request: pytest.FixtureRequest) -> Launch:
-    """How both servers are started."""
-    found: Launch = request.param
-    return found
-
-
-@pytest.fixture(scope="module")
-def pair(
-    launch: Launch, models: dict[str, Path], preload: EntryPoint, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
-    """Both servers."""
-    with disaggregated(launch, models, preload, tmp_path_factory.mktemp("pair")) as running:
-        yield running
-
-
-@every_launch
-@pytest.mark.parametrize(
-    "scenario", [each for each in SCENARIOS if not each.is_long], ids=lambda scenario: scenario.name
-)
-def test_a_reused_state_gives_the_same_answer(
-    scenario: Scenario, launch: Launch, pair: Pair, references: Callable[[str], Reference]
-) -> None:
-    references(launch.family).require_same(scenario, pair.url, launch.strategy)
-
-
-@every_launch
 def test_a_second_turn_is_hit_where_the_first_ones_prompt_ended(
-    launch: Launch, pair: Pair, references: Callable[[str], Reference]
+    launch: Launch, server: Pair, references: Callable[[str], Reference]
 ) -> None:
     """The prefill server never sees an answer."""
-    httpx.post(f"{pair.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
-    page = PAGE_TOKENS if "--page-size" in launch.args else 1
+    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    page = int(launch.choice.page) if launch.choice else 1
     exchanges = []
     for length in range(30, 46):
         prompt = random_tokens(30_000 + length, length)
-        answer = generate(pair.url, prompt, max_new_tokens=5)
+        answer = generate(server.url, prompt, max_new_tokens=5)
         second = [*prompt, *answer.token_ids, *random_tokens(31_000 + length, 7)]
-        exchanges += [Exchange(tuple(prompt), answer), Exchange(tuple(second), generate(pair.url, second))]
+        exchanges += [Exchange(tuple(prompt), answer), Exchange(tuple(second), generate(server.url, second))]
         assert exchanges[-1].completion.num_cached_tokens == length // page * page
     assert references(launch.family).divergences(exchanges) == []
 
 
-@every_launch
 def test_prompts_that_arrive_together_wait_for_one_of_them(
-    launch: Launch, pair: Pair, references: Callable[[str], Reference]
+    launch: Launch, server: Pair, references: Callable[[str], Reference]
 ) -> None:
-    httpx.post(f"{pair.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     shared = random_tokens(33_000, 400)
-    exchanges = together(pair.url, [shared + random_tokens(33_001 + index, 20 + index) for index in range(6)])
+    exchanges = together(server.url, [shared + random_tokens(33_001 + index, 20 + index) for index in range(6)])
     assert references(launch.family).divergences(exchanges) == []
     hits = sorted(exchange.completion.num_cached_tokens for exchange in exchanges)
     # One has begun before another has its place on the decode server, the next may have before the first has ended:
@@ -104,19 +61,17 @@ def test_prompts_that_arrive_together_wait_for_one_of_them(
     assert hits[3:] == [400, 400, 400]
 
 
-@every_launch
-def test_where_prefills_are_to_be_given_up_they_are(launch: Launch, pair: Pair) -> None:
-    generate(pair.url, random_tokens(34_000, 40), max_new_tokens=2)
-    are_given_up = "optimistic prefill yielded" in pair.prefill.log_path.read_text(errors="replace")
-    assert are_given_up == (launch.env == RETRIES)
+def test_where_prefills_are_to_be_given_up_they_are(launch: Launch, server: Pair) -> None:
+    generate(server.url, random_tokens(34_000, 40), max_new_tokens=2)
+    are_given_up = "optimistic prefill yielded" in server.prefill.log_path.read_text(errors="replace")
+    assert are_given_up == (launch is GIVEN_UP)
 
 
-@every_launch
-def test_the_decode_server_says_whose_cache_it_has_and_nothing_of_what_another_kept(launch: Launch, pair: Pair) -> None:
-    assert "marconi: a decode server keeps no prefixes" in pair.decode.log_path.read_text(errors="replace")
+def test_the_decode_server_says_whose_cache_it_has_and_nothing_of_what_another_kept(server: Pair) -> None:
+    assert "marconi: a decode server keeps no prefixes" in server.decode.log_path.read_text(errors="replace")
     sampling = {"max_new_tokens": 2, "custom_params": {"marconi_checkpoints": [20]}}
     body = {"input_ids": random_tokens(35_000, 40), "sampling_params": sampling}
-    answer = httpx.post(f"{pair.url}/generate", json=body, timeout=60.0).raise_for_status().json()
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60.0).raise_for_status().json()
     assert "marconi_checkpoints" not in answer["meta_info"]
 
 
@@ -127,11 +82,12 @@ def test_negative_control_a_state_of_another_request_is_seen(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    broken = launched("gdn", EXTRA_BUFFER, env=(("FAULT", "1"),))
-    with disaggregated(broken, models, preload, tmp_path) as pair:
+    args = (*server_args(EXTRA_BUFFER),)
+    broken = Launch("gdn-prefill", "gdn", args, env=(("FAULT", "1"),), entry_point=SERVER)
+    with disaggregated(broken, models, preload, tmp_path) as server:
         prompts = [random_tokens(32_000 + index, 40 + index) for index in range(8)]
-        exchanges = [Exchange(tuple(prompt), generate(pair.url, prompt)) for prompt in prompts]
-        num_broken = require_broken(pair.prefill.log_path)
+        exchanges = [Exchange(tuple(prompt), generate(server.url, prompt)) for prompt in prompts]
+        num_broken = require_broken(server.prefill.log_path)
     found = references("gdn").divergences(exchanges)
     said = f"{len(found)} of 8 answers RED of {num_broken} others' states; first, {found[:1]}"
     record_property(NEGATIVE_CONTROL, f"{broken.name}, handed over: {said}")

@@ -4,7 +4,7 @@ The negative control runs the same scenarios on a server that breaks the state w
 fail.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,20 +18,8 @@ from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Scenario
 
 MAX_DIFFERENCE_TO_TRANSFORMERS = 1e-4
-QUICK = {("gdn", EXTRA_BUFFER), ("mamba2", NO_BUFFER)}
-"""Each family and each strategy once."""
-LAUNCHES = tuple(pytest.param(each, marks=() if key in QUICK else pytest.mark.slow) for key, each in STANDARD.items())
-
-
-def is_asked(launch: Launch, scenario: Scenario) -> bool:
-    """Long ones of each family and each strategy once."""
-    return not scenario.is_long or launch in [STANDARD[key] for key in QUICK]
-
-
-CONTROLS = [
-    pytest.param(STANDARD["gdn", EXTRA_BUFFER], [each for each in SCENARIOS if not each.is_long], id="gdn"),
-    pytest.param(STANDARD["mamba2", NO_BUFFER], SCENARIOS, id="mamba2", marks=pytest.mark.slow),
-]
+LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER], STANDARD["mamba2", NO_BUFFER])
+"""Each family and each strategy once; pairs of these and more are in `test_matrix.py`."""
 
 
 @pytest.mark.parametrize("family", ["gdn", "mamba2"])
@@ -73,17 +61,15 @@ def test_a_reused_state_gives_the_same_answer(
     references(launch.family).require_same(scenario, server.url, launch.strategy)
 
 
-@pytest.mark.parametrize(("broken", "asked"), CONTROLS)
 def test_negative_control_a_broken_state_turns_the_scenarios_red(
-    broken: Launch,
-    asked: Sequence[Scenario],
     preload: EntryPoint,
     models: dict[str, Path],
     references: Callable[[str], Reference],
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    red, blind = {}, []
+    red, blind, broken = {}, [], LAUNCHES[0]
+    asked = [each for each in SCENARIOS if not each.is_long]
     reference = references(broken.family)
     with broken.process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as server:
         for scenario in asked:

@@ -1,14 +1,9 @@
 """Every hook raises in turn on a real server: no request is lost, no answer differs, and planning stops.
 
 A hook that decides what is scheduled raises on all ranks, as it reads what all of them have; one that runs in a forward
-raises on one of two. Which hooks raise where:
-
-    two pools, of each family        those of the queue and of prefills, and kernels
-    drafts                           those of drafts, and kernels; scheduling overlaps, or a result is looked at first
-    a host tier, one pool            as with two pools: evictions, copies and loads are under way
-    two pools again                  those beside the cache, each by the call that meets it (`CALLS`)
-
-Hooks around CUDA kernels raise in `test_fake_cuda.py`.
+raises on one of two. Hooks of the queue, of prefills and of drafts, and kernels, raise on the servers of the matrix,
+among them those above a host tier and in one pool, where evictions, copies and loads are under way (`PLANTED`). Those
+beside the cache raise each by the call that meets it (`CALLS`), and hooks around CUDA kernels in `test_fake_cuda.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,14 +21,12 @@ from marconi.engine.touch import Group
 
 from .breaking import require_broken
 from .client import generate, random_tokens
-from .conftest import CONSENSUS, MARCONI, STANDARD, TWO_RANKS, EntryPoint, Launch
+from .conftest import BREAKS, FAULT, MARCONI, STANDARD, EntryPoint, Launch
+from .matrix import HOST, MATRIX, NONE, SERVER, TIGHT_KV_TOKENS, TWO_POOLS, Choice
 from .processes import free_ports
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, Exchange, one, together
-from .test_host_tier_server import HOST
-from .test_speculation import OVERLAPPED, launched
 
-FAULTY_SERVER = (str(Path(__file__).with_name("faulty_server.py")),)
 TRUNK = random_tokens(81_000, 500)
 BRANCHES = [TRUNK[:400] + random_tokens(81_001 + index, 80 + index) for index in range(4)]
 OTHER = random_tokens(81_100, 90)
@@ -43,46 +36,49 @@ def named(*groups: Group) -> tuple[str, ...]:
     return tuple(touch.hook for group in groups for touch in group.hooks)
 
 
-def beside(server: str) -> tuple[tuple[str, str], ...]:
-    """Makes the changes of another server's file as well."""
-    return (("MARCONI_TEST_FAULTY", server),)
-
-
 SCHEDULING = tuple(name for name in named(upstream.QUEUE, upstream.PREFILLS) if name.startswith("scheduler."))
 FORWARD = tuple(name for name in named(upstream.PREFILLS) if name not in SCHEDULING)
 DRAFTS = named(upstream.DRAFTS)
 BESIDE = ("backend.clean_logits", "idle.after_idle_metrics", "details.on_get_cached_tokens_details")
 """They serve no state, and any request meets them."""
-TIGHT_TOKENS = 1_200
-"""KV tokens of a server whose requests evict each other's."""
-TIGHT = (*MARCONI, "--max-total-tokens", str(TIGHT_TOKENS), "--max-mamba-cache-size", "16")
-TIGHT += ("--max-running-requests", "3", "--chunked-prefill-size", "256")
-LONG = [random_tokens(82_000 + index, 380 + index) for index in range(5)]
-"""More than it holds."""
+LONG = [random_tokens(82_000 + index, 380 + index) for index in range(TIGHT_KV_TOKENS // 380 + 2)]
+"""More than a server of one pool, or above a host tier, holds."""
 AT_THE_END = "speculation.around_can_cache"
 """Of a request: it decides what is kept, by what every rank has."""
-LAUNCHES = {
-    "gdn": replace(STANDARD["gdn", EXTRA_BUFFER], name="gdn-faulty"),
-    "mamba2-no_buffer": replace(STANDARD["mamba2", NO_BUFFER], name="mamba2-faulty"),
-    "gdn-drafts-overlapped": replace(launched("gdn", "NEXTN", OVERLAPPED), env=beside("overlapping_server.py")),
-    "mamba2-drafts-no_buffer": launched("mamba2", "NGRAM", NO_BUFFER),
-    "gdn-host": Launch("gdn-host-faulty", "gdn", (*TIGHT, *HOST), env=beside("late_copies_server.py")),
-    "gdn-joint": Launch("gdn-joint-faulty", "gdn", (*TIGHT, "--enable-unified-memory")),
-}
+BOTH = ("before", "after")
+"""A hook's work; the second is harder. `test_faults.py` raises in place of each hook, without a server."""
 
 
-def faults_of(name: str) -> list[str]:
-    """The hooks and kernels that a launch meets."""
-    family = name.partition("-")[0]
-    hybrid, linear = ("around_mamba2", "mamba2") if family == "gdn" else ("around_hybrid", "gated_delta_rule")
+def faults_of(choice: Choice) -> list[str]:
+    """The hooks and kernels that a server meets."""
+    hybrid, linear = ("around_mamba2", "mamba2") if choice.family == "gdn" else ("around_hybrid", "gated_delta_rule")
     met = [*SCHEDULING, *FORWARD, "short_conv.checkpoint", "state_copy.copy"]
-    met += ["gated_delta_rule.checkpoint" if family == "gdn" else "mamba2.checkpoint"]
-    if "no_buffer" in name:
+    met += ["gated_delta_rule.checkpoint" if choice.family == "gdn" else "mamba2.checkpoint"]
+    if choice.strategy == NO_BUFFER:
         met.remove("scheduler.around_track")
         met += BESIDE
-    if "drafts" in name:
+    if choice.drafts != NONE:
         met = [*DRAFTS, *met[:1], *met[-3:]]
     return [each for each in met if hybrid not in each and linear not in each]
+
+
+def planted() -> dict[Choice, list[tuple[str, str]]]:
+    """Hooks of each server and when they raise: each in both ways, on one rank and on several, in each memory."""
+    chosen: dict[Choice, list[tuple[str, str]]] = {}
+    met: set[tuple[str, str]] = set()
+    for choice in (each.choice for each in MATRIX if each.choice and not each.choice.is_prefill):
+        for fault in faults_of(choice):
+            for when in BOTH:
+                ranks = "ranked" if choice.ranks != "1" else "alone"
+                claims = {(fault, f"{when} {ranks}"), (fault, choice.memory)}
+                if not claims <= met:
+                    met |= claims
+                    chosen.setdefault(choice, []).append((fault, when))
+    return chosen
+
+
+PLANTED = planted()
+LAUNCHES = tuple(pytest.param(each, marks=pytest.mark.slow) for each in MATRIX if each.choice in PLANTED)
 
 
 def ask(url: str) -> list[Exchange]:
@@ -111,16 +107,17 @@ def serving(
     launch: Launch, models: dict[str, Path], preload: EntryPoint, tmp_path: Path, **env: str
 ) -> Iterator[tuple[ServerProcess, Path]]:
     """A server, and the file that says what raises there."""
-    file = tmp_path / "fault"
+    file = tmp_path / FAULT
     file.write_text("")
-    launch = replace(launch, env=(*launch.env, ("MARCONI_TEST_FAULT_FILE", str(file)), *env.items()))
-    with launch.process(models, tmp_path / "log", entry_point=preload(FAULTY_SERVER)) as server:
+    files = ("MARCONI_BREAK_STATES", str(tmp_path / BREAKS)), ("MARCONI_TEST_FAULT_FILE", str(file))
+    launch = replace(launch, env=(*launch.env, *files, *env.items()))
+    with launch.process(models, tmp_path / "log", entry_point=preload(SERVER)) as server:
         yield server, file
 
 
 def status(server: ServerProcess) -> dict[str, Any]:
-    (rank,) = httpx.get(f"{server.url}/marconi", timeout=30.0).json()["ranks"]
-    return dict(rank)
+    """Of the cache that is asked: the last, where there are several."""
+    return dict(httpx.get(f"{server.url}/marconi", timeout=30.0).json()["ranks"][-1])
 
 
 def flush(server: ServerProcess) -> None:
@@ -156,61 +153,20 @@ def wrong_with(
     return [f"{fault} raises {when}: {each}" for each in found]
 
 
-BOTH = ("before", "after")
-CASES = {
-    ("gdn", 1): (("after",), ("before",)),
-    ("gdn", 2): (BOTH,),
-    ("mamba2-no_buffer", 1): (BOTH,),
-    ("gdn-drafts-overlapped", 1): (("after",),),
-    ("gdn-drafts-overlapped", 2): (("before",),),
-    ("mamba2-drafts-no_buffer", 1): (("before",),),
-    ("mamba2-drafts-no_buffer", 2): (("after",),),
-    ("gdn-host", 1): (("before",), ("after",)),
-    ("gdn-host", 2): (("after",),),
-    ("gdn-joint", 1): (BOTH,),
-    ("gdn-joint", 2): (("after",),),
-}
-"""When hooks raise, before or after they have worked, a server each: by launch and number of ranks.
-
-Those of drafts raise in either way on one rank and on two, in one way with each family.
-"""
-QUICK = ("gdn", 1, ("after",))
-"""The harder one: work is done when it raises. `test_faults.py` raises in place of each hook, without a server."""
-
-
-@pytest.mark.parametrize(
-    ("name", "num_ranks", "whens"),
-    [
-        pytest.param(
-            *case,
-            whens,
-            id="-".join([case[0], str(case[1]), *whens]),
-            marks=() if (*case, whens) == QUICK else pytest.mark.slow,
-        )
-        for case, servers in CASES.items()
-        for whens in servers
-    ],
-)
 def test_a_hook_that_raises_loses_no_request_and_changes_no_answer(
-    name: str,
-    num_ranks: int,
-    whens: tuple[str, ...],
-    models: dict[str, Path],
-    preload: EntryPoint,
-    references: Callable[[str], Reference],
-    tmp_path: Path,
+    launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
-    launch = LAUNCHES[name]
-    if num_ranks == 2:
-        launch = replace(launch, args=(*launch.args, *TWO_RANKS), env=(*launch.env, *CONSENSUS))
-    reference, wrong, is_tight = references(launch.family), [], name in ("gdn-host", "gdn-joint")
-    with serving(launch, models, preload, tmp_path) as (server, file):
-        assert reference.divergences(ask(server.url)) == []
-        assert status(server)["why_not_planned"] is None
-        for fault in faults_of(name):
-            alone = num_ranks == 2 and fault not in SCHEDULING and fault != AT_THE_END
-            for when in whens:
-                wrong += wrong_with(server, file, reference, fault, when, "1" if alone else "all", is_tight)
+    choice, reference, wrong = launch.choice, references(launch.family), []
+    assert choice is not None
+    file = server.log_path.parent / FAULT
+    flush(server)
+    assert reference.divergences(ask(server.url)) == []
+    assert status(server)["why_not_planned"] is None
+    for fault, when in PLANTED[choice]:
+        alone = choice.ranks == "tp" and fault not in SCHEDULING and fault != AT_THE_END
+        ranks, is_tight = "1" if alone else "all", choice.memory != TWO_POOLS
+        wrong += wrong_with(server, file, reference, fault, when, ranks, is_tight)
+    flush(server)
     assert wrong == []
 
 
@@ -260,7 +216,7 @@ AT_THE_START = {"sizing.after_calculate_mamba_ratio"}
 def test_every_hook_that_fails_open_raises_on_a_server_of_some_kind() -> None:
     """But those around CUDA kernels, and what raises before anything is served (`test_faults.py`)."""
     open_ones = {each.hook for group in upstream.GROUPS for each in group.hooks if group.passes_over(each)}
-    met = {fault for name in LAUNCHES for fault in faults_of(name)}
+    met = {fault for faults in PLANTED.values() for fault, _ in faults}
     assert open_ones - set(named(upstream.KERNELS)) - AT_THE_START == (met | set(CALLS)) & open_ones
 
 
@@ -269,7 +225,7 @@ def test_a_hook_beside_the_cache_that_raises_fails_no_call_and_changes_no_answer
     models: dict[str, Path], preload: EntryPoint, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     """Each of them before and after its work, and told in the log."""
-    launch = LAUNCHES["gdn"]
+    launch = STANDARD["gdn", EXTRA_BUFFER]
     launch = replace(launch, args=(*launch.args, "--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}"))
     reference, wrong = references("gdn"), []
     with serving(launch, models, preload, tmp_path) as (server, file):
@@ -289,7 +245,10 @@ def test_a_hook_beside_the_cache_that_raises_fails_no_call_and_changes_no_answer
 def test_control_a_hook_whose_error_is_not_caught_ends_the_server(
     models: dict[str, Path], preload: EntryPoint, tmp_path: Path
 ) -> None:
-    with serving(LAUNCHES["gdn"], models, preload, tmp_path, MARCONI_TEST_CONTROL="unguarded") as (server, file):
+    with serving(STANDARD["gdn", EXTRA_BUFFER], models, preload, tmp_path, MARCONI_TEST_CONTROL="unguarded") as (
+        server,
+        file,
+    ):
         file.write_text("prefill.hooks.on_init_new before all")
         with pytest.raises(httpx.HTTPError):
             one(server.url, TRUNK)
@@ -300,7 +259,10 @@ def test_control_states_that_nobody_wrote_are_seen_in_the_answers(
     models: dict[str, Path], preload: EntryPoint, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     reference = references("gdn")
-    with serving(LAUNCHES["gdn"], models, preload, tmp_path, MARCONI_TEST_CONTROL="trusting") as (server, file):
+    with serving(STANDARD["gdn", EXTRA_BUFFER], models, preload, tmp_path, MARCONI_TEST_CONTROL="trusting") as (
+        server,
+        file,
+    ):
         file.write_text("gated_delta_rule.checkpoint before all")
         asked = [*ask(server.url), *ask(server.url)]
         require_broken(server.log_path)
@@ -308,12 +270,13 @@ def test_control_states_that_nobody_wrote_are_seen_in_the_answers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gdn-host", "gdn-joint"])
+@pytest.mark.parametrize("memory", [HOST, ("--enable-unified-memory",)], ids=["host", "one-pool"])
 def test_control_slots_of_states_that_nobody_wrote_would_end_the_server(
-    name: str, models: dict[str, Path], preload: EntryPoint, tmp_path: Path
+    memory: tuple[str, ...], models: dict[str, Path], preload: EntryPoint, tmp_path: Path
 ) -> None:
     """What holds that nothing is lost is SGLang's own count of slots and the tree's, whenever a server is idle."""
-    launch = LAUNCHES[name]
+    args = ("--max-total-tokens", "1200", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
+    launch = Launch("leaking", "gdn", (*MARCONI, *args, "--chunked-prefill-size", "256", *memory))
     with serving(launch, models, preload, tmp_path, MARCONI_TEST_CONTROL="leaking") as (server, file):
         fill(server.url)
         file.write_text("gated_delta_rule.checkpoint before all")

@@ -27,10 +27,10 @@ from marconi.demo.server_process import ServerProcess
 from .breaking import require_broken
 from .conftest import BROKEN_STATE_SERVER, MARCONI, STRATEGY_ARGS, EntryPoint, server_args
 from .exact_model import ExactModel
+from .matrix import NEXTN
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, SCENARIOS, Exchange
 from .test_host_tier_server import ARGS as WITH_HOST_TIER
 from .test_host_tier_server import conversations, host_of
-from .test_speculation import NEXTN
 
 pytestmark = pytest.mark.slow
 
@@ -207,7 +207,7 @@ def test_a_reused_state_answers_as_the_model_does(serving: Serving, exact: Exact
     assert all(hit % case.page_size == 0 for hit in hits)
     assert BRANCH in hits or case.page_size > 1, f"no state inside a prefill was reused, only {sorted(hits)}"
     if case.has_host_tier:
-        assert host_of(serving.url)["num_loads"], "nothing came back from the host"
+        assert host_of(serving)["num_loads"], "nothing came back from the host"
     if case.has_drafts:
         (state,) = httpx.get(f"{serving.url}/server_info", timeout=60.0).json()["internal_states"]
         assert state["avg_spec_accept_length"] > 1.1, "no draft was accepted"

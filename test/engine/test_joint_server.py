@@ -9,9 +9,10 @@ import pytest
 from marconi.demo.server_process import ServerFailed, ServerProcess
 from marconi.process import LAUNCH
 
-from .breaking import require_broken
+from .breaking import num_broken
 from .client import generate, random_tokens
-from .conftest import BROKEN_STATE_SERVER, CONSENSUS, MARCONI, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch
+from .conftest import BREAKS, CONSENSUS, MARCONI, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch
+from .matrix import SERVER
 from .reference import Reference
 from .scenarios import Exchange
 from .scrapes import OF_ONE_POOL, all_unanswered, scraped
@@ -22,10 +23,7 @@ POOL = (
     *("--enable-unified-memory", "--max-total-tokens", "1200", "--max-mamba-cache-size", "16"),
     *("--max-running-requests", "3", "--chunked-prefill-size", "256", "--marconi-time", "requests"),
 )
-LAUNCHES = (
-    Launch("joint", "gdn", (*MARCONI, *POOL, "--enable-metrics")),
-    Launch("joint-two-ranks", "gdn", (*MARCONI, *POOL, "--enable-metrics", *TWO_RANKS), env=CONSENSUS),
-)
+LAUNCHES = (Launch("joint", "gdn", (*MARCONI, *POOL, "--enable-metrics"), entry_point=SERVER),)
 
 
 def ask(url: str) -> list[Exchange]:
@@ -53,40 +51,38 @@ def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
     assert not all_unanswered(scraped(server.url), OF_ONE_POOL.__contains__)
 
 
-@pytest.mark.parametrize("launch", LAUNCHES, ids=lambda launch: launch.name)
 def test_negative_control_a_broken_state_is_seen(
     launch: Launch,
-    preload: EntryPoint,
-    models: dict[str, Path],
+    server: ServerProcess,
     references: Callable[[str], Reference],
-    tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    with launch.process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as broken:
-        exchanges = ask(broken.url)
-        num_broken = require_broken(broken.log_path)
+    switch, before = server.log_path.parent / BREAKS, num_broken(server.log_path)
+    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    switch.touch()
+    exchanges = ask(server.url)
+    switch.unlink()
+    num = num_broken(server.log_path) - before
+    assert num, "the negative control broke nothing, so its answers say nothing"
     found = references("gdn").divergences(exchanges)
-    said = f"{len(found)} of {len(exchanges)} answers RED of {num_broken} broken states; first, {found[:1]}"
+    said = f"{len(found)} of {len(exchanges)} answers RED of {num} broken states; first, {found[:1]}"
     record_property(NEGATIVE_CONTROL, f"{launch.name}, one pool: {said}")
     assert found, "a server that breaks states answered rightly"
 
 
-def test_the_line_at_the_start_tells_of_one_pool(launch: Launch, server: ServerProcess) -> None:
-    num_ranks = 2 if "--tp-size" in launch.args else 1
-    costs = f"KV tokens of {1024 // num_ranks} bytes and states of {215040 // num_ranks} bytes together, page 1,"
+def test_the_line_at_the_start_tells_of_one_pool(server: ServerProcess) -> None:
+    costs = "KV tokens of 1024 bytes and states of 215040 bytes together, page 1,"
     assert f"bytes for {costs}" in server.log_path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("ranks", [(), TWO_RANKS], ids=["one-rank", "two-ranks"])
 def test_a_server_whose_memory_no_flag_divides_chooses_one_pool_and_says_so(
-    ranks: tuple[str, ...],
     preload: EntryPoint,
     models: dict[str, Path],
     references: Callable[[str], Reference],
     tmp_path: Path,
 ) -> None:
     args = (*MARCONI, "--max-total-tokens", "2000", "--max-running-requests", "3", "--chunked-prefill-size", "256")
-    launch = Launch("undivided", "gdn", (*args, *ranks), env=CONSENSUS)
+    launch = Launch("undivided", "gdn", (*args, *TWO_RANKS), env=CONSENSUS)
     with launch.process(models, tmp_path / "log", entry_point=preload(LAUNCH)) as server:
         prompt = random_tokens(900, 420)
         prompts = [prompt, prompt, [*prompt[:200], *random_tokens(901, 90)], [*prompt, *random_tokens(902, 60)]]

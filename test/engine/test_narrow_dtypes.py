@@ -8,7 +8,7 @@ that breaks the state which a hit copies.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from marconi.process import LAUNCH
 
 from .breaking import require_broken
 from .client import Completion, generate, random_tokens
-from .conftest import BROKEN_STATE_SERVER, EntryPoint, server_args
+from .conftest import BREAKS, BROKEN_STATE_SERVER, EntryPoint, server_args
 from .reference import MAX_LOGPROB_DIFFERENCE, difference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
@@ -39,9 +39,6 @@ SETTINGS = {
     "mamba2-bfloat16-states-fp8-kv": ("mamba2", NO_BUFFER, (*BFLOAT16_STATES, "--kv-cache-dtype", "fp8_e4m3")),
     "gdn-fp8-kv": ("gdn", EXTRA_BUFFER, ("--kv-cache-dtype", "fp8_e5m2")),
 }
-
-
-Serve = Callable[[Sequence[str]], ServerProcess]
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
@@ -61,14 +58,17 @@ def expected(
         yield reference.url
 
 
-@pytest.fixture
-def serve(name: str, preload: EntryPoint, models: dict[str, Path], tmp_path: Path) -> Serve:
-    """A setting's server with our cache, by its entry point."""
+@pytest.fixture(scope="module")
+def serving(
+    name: str, preload: EntryPoint, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A setting's server with our cache, whose states break while the file `BREAKS` is beside its log."""
     family, strategy, dtypes = SETTINGS[name]
-    args = [*server_args(strategy), *dtypes]
-    return lambda entry_point: ServerProcess(
-        models[family], args, log_path=tmp_path / "log", entry_point=preload(entry_point)
-    )
+    folder = tmp_path_factory.mktemp("serving")
+    args, env = [*server_args(strategy), *dtypes], {"MARCONI_BREAK_STATES": str(folder / BREAKS)}
+    entry_point = preload(BROKEN_STATE_SERVER)
+    with ServerProcess(models[family], args, log_path=folder / "log", env=env, entry_point=entry_point) as server:
+        yield server
 
 
 def hits(url: str, seed: int, num_trunk_tokens: int) -> Iterator[tuple[list[int], Completion]]:
@@ -94,34 +94,35 @@ def answered_twice(url: str, seed: int) -> tuple[list[int], Completion]:
 
 @pytest.mark.slow
 def test_a_rounded_state_is_the_one_that_a_prefill_which_ends_there_leaves(
-    name: str, serve: Serve, expected: str
+    name: str, serving: ServerProcess, expected: str
 ) -> None:
-    with serve(LAUNCH) as server:
-        url = server.url
-        inside = []
-        for seed in range(102, 105):
-            at_end = [(got, generate(expected, prompt)) for prompt, got in hits(url, seed, CUT)]
-            assert [got.token_ids for got, _ in at_end] == [answer.token_ids for _, answer in at_end]
-            assert max(difference(*each) for each in at_end) <= MAX_LOGPROB_DIFFERENCE
-            inside += [difference(got, generate(expected, prompt)) for prompt, got in hits(url, seed, 3 * CUT)]
-            prompt, answer = answered_twice(url, seed + 50)
-            inside.append(difference(answer, generate(expected, prompt, max_new_tokens=60)))
-        assert max(inside) <= MAX_DIFFERENCE_OF_FLIPS
-        assert median(inside) <= MAX_MEDIAN_DIFFERENCE
-        # Uncut by the server, and cut by the reference where it rounds.
-        uncut = [random_tokens(seed, CUT + 60) for seed in range(200, 204)]
-        found = [difference(generate(url, prompt), generate(expected, prompt)) for prompt in uncut]
-        assert (median(found) > 4 * MAX_MEDIAN_DIFFERENCE) is (BFLOAT16_STATES[0] in SETTINGS[name][2])
+    url = serving.url
+    inside = []
+    for seed in range(102, 105):
+        at_end = [(got, generate(expected, prompt)) for prompt, got in hits(url, seed, CUT)]
+        assert [got.token_ids for got, _ in at_end] == [answer.token_ids for _, answer in at_end]
+        assert max(difference(*each) for each in at_end) <= MAX_LOGPROB_DIFFERENCE
+        inside += [difference(got, generate(expected, prompt)) for prompt, got in hits(url, seed, 3 * CUT)]
+        prompt, answer = answered_twice(url, seed + 50)
+        inside.append(difference(answer, generate(expected, prompt, max_new_tokens=60)))
+    assert max(inside) <= MAX_DIFFERENCE_OF_FLIPS
+    assert median(inside) <= MAX_MEDIAN_DIFFERENCE
+    # Uncut by the server, and cut by the reference where it rounds.
+    uncut = [random_tokens(seed, CUT + 60) for seed in range(200, 204)]
+    found = [difference(generate(url, prompt), generate(expected, prompt)) for prompt in uncut]
+    assert (median(found) > 4 * MAX_MEDIAN_DIFFERENCE) is (BFLOAT16_STATES[0] in SETTINGS[name][2])
 
 
 @pytest.mark.slow
-def test_negative_control_a_broken_state_is_seen_through_the_rounding(serve: Serve, expected: str) -> None:
-    with serve(BROKEN_STATE_SERVER) as server:
-        for num_trunk_tokens in (CUT, 3 * CUT):
-            answers = hits(server.url, 100, num_trunk_tokens)
-            found = [difference(got, generate(expected, prompt)) for prompt, got in answers]
-            require_broken(server.log_path)
-            assert min(found) > 2 * MAX_DIFFERENCE_OF_FLIPS
+def test_negative_control_a_broken_state_is_seen_through_the_rounding(serving: ServerProcess, expected: str) -> None:
+    switch = serving.log_path.parent / BREAKS
+    switch.touch()
+    for num_trunk_tokens in (CUT, 3 * CUT):
+        answers = hits(serving.url, 100, num_trunk_tokens)
+        found = [difference(got, generate(expected, prompt)) for prompt, got in answers]
+        require_broken(serving.log_path)
+        assert min(found) > 2 * MAX_DIFFERENCE_OF_FLIPS
+    switch.unlink()
 
 
 @pytest.mark.usefixtures("sglang_configuration")

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from marconi.demo.server_process import ServerProcess
+from marconi.process import LAUNCH
 
 from .breaking import require_broken
 from .client import random_tokens
-from .conftest import BROKEN_STATE_SERVER, MARCONI, STRATEGY_ARGS, EntryPoint, Launch
+from .conftest import BREAKS, FAULT, MARCONI, STRATEGY_ARGS, EntryPoint, Launch
+from .matrix import SERVER
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, Exchange, together
-from .test_faults_server import flush, serving, status
+from .test_faults_server import flush, status
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +26,7 @@ ARGS = (
     *(*STRATEGY_ARGS[EXTRA_BUFFER], "--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE)),
     *("--enable-cache-report", "--decode-log-interval", "1"),
 )
-LAUNCH = Launch("gdn-more-at-once", "gdn", (*MARCONI, *ARGS))
+LAUNCHES = (Launch("gdn-more-at-once", "gdn", (*MARCONI, *ARGS), entry_point=SERVER),)
 TRUNK = random_tokens(95_000, 300)
 PROMPTS = [TRUNK[: 200 + 50 * (index % 3)] + random_tokens(95_001 + index, 40 + index) for index in range(8)]
 
@@ -43,51 +45,52 @@ def most_at_once(server: ServerProcess) -> int:
 
 
 def test_more_requests_run_in_the_same_slots_and_answer_as_if_alone(
-    models: dict[str, Path], preload: EntryPoint, references: Callable[[str], Reference], tmp_path: Path
+    server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
-    with LAUNCH.process(models, tmp_path / "log", entry_point=preload(LAUNCH.entry_point)) as server:
-        asked = ask(server.url)
-        assert sum(each.completion.num_cached_tokens > 0 for each in asked) >= len(PROMPTS)
-        assert references("gdn").divergences(asked) == []
-        assert most_at_once(server) == NUM_SLOTS // COUNTED_HERE
-        there = status(server)
-        assert there["num_hook_faults"] == 0
-        assert there["state_slots"]["size"] == NUM_SLOTS
-        assert "up to 4 requests run at once, 2 by SGLang's own count" in server.log_path.read_text(errors="replace")
+    asked = ask(server.url)
+    assert sum(each.completion.num_cached_tokens > 0 for each in asked) >= len(PROMPTS)
+    assert references("gdn").divergences(asked) == []
+    assert most_at_once(server) == NUM_SLOTS // COUNTED_HERE
+    there = status(server)
+    assert there["num_hook_faults"] == 0
+    assert there["state_slots"]["size"] == NUM_SLOTS
+    assert "up to 4 requests run at once, 2 by SGLang's own count" in server.log_path.read_text(errors="replace")
 
 
 def test_control_sglang_itself_runs_fewer(models: dict[str, Path], preload: EntryPoint, tmp_path: Path) -> None:
-    with ServerProcess(
-        models["gdn"], ARGS, log_path=tmp_path / "log", entry_point=preload(LAUNCH.entry_point)
-    ) as server:
+    with ServerProcess(models["gdn"], ARGS, log_path=tmp_path / "log", entry_point=preload(LAUNCH)) as server:
         together(server.url, PROMPTS, max_new_tokens=48)
         assert most_at_once(server) == NUM_SLOTS // COUNTED_BY_SGLANG
 
 
 def test_control_a_state_that_is_lost_is_seen_in_the_answers(
-    models: dict[str, Path], preload: EntryPoint, references: Callable[[str], Reference], tmp_path: Path
+    server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
-    with LAUNCH.process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as server:
-        asked = ask(server.url)
-        require_broken(server.log_path)
-        assert references("gdn").divergences(asked)
+    switch = server.log_path.parent / BREAKS
+    flush(server)
+    switch.touch()
+    asked = ask(server.url)
+    switch.unlink()
+    require_broken(server.log_path)
+    assert references("gdn").divergences(asked)
 
 
 def test_where_planning_stops_ends_of_answers_are_kept_and_no_slot_is_lost(
-    models: dict[str, Path], preload: EntryPoint, references: Callable[[str], Reference], tmp_path: Path
+    server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
     """SGLang could not track for so many: the server would end for want of slots."""
-    with serving(LAUNCH, models, preload, tmp_path) as (server, file):
-        file.write_text("prefill.hooks.on_init_new before all")
-        asked = [*ask(server.url), *ask(server.url)]
-        there = status(server)
-        assert there["why_not_planned"] is not None
-        assert most_at_once(server) == NUM_SLOTS // COUNTED_HERE
-        assert references("gdn").divergences(asked) == []
-        assert any(each.completion.num_cached_tokens for each in asked), "an answer's end was resumed from"
-        log = server.log_path.read_text(errors="replace")
-        assert "states are no longer planned, and kept ends of answers alone" in log
-        file.write_text("")
-        flush(server)
-        slots = status(server)["state_slots"]
-        assert slots["free"] == slots["size"] == NUM_SLOTS
+    file = server.log_path.parent / FAULT
+    flush(server)
+    file.write_text("prefill.hooks.on_init_new before all")
+    asked = [*ask(server.url), *ask(server.url)]
+    there = status(server)
+    assert there["why_not_planned"] is not None
+    assert most_at_once(server) == NUM_SLOTS // COUNTED_HERE
+    assert references("gdn").divergences(asked) == []
+    assert any(each.completion.num_cached_tokens for each in asked), "an answer's end was resumed from"
+    log = server.log_path.read_text(errors="replace")
+    assert "states are no longer planned, and kept ends of answers alone" in log
+    file.write_text("")
+    flush(server)
+    slots = status(server)["state_slots"]
+    assert slots["free"] == slots["size"] == NUM_SLOTS

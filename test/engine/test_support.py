@@ -17,6 +17,7 @@ from sglang.srt.server_args import ServerArgs
 from marconi.engine import service
 from marconi.engine.backend import require_room
 from marconi.engine.flags import Flags
+from marconi.engine.policies import CHUNK_END, JUDICIOUS
 from marconi.engine.service import Facts, require
 from marconi.engine.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHMS
 from marconi.engine.support import (
@@ -26,6 +27,8 @@ from marconi.engine.support import (
     Unsupported,
     notes,
     refusals,
+    require_locked_states,
+    require_overlapped,
     require_whole_locks,
 )
 from marconi.engine.version import Refusal
@@ -112,6 +115,7 @@ def test_what_hangs_on_the_model_or_the_ranks_is_refused_there_alone(
     facts: Facts, given: dict[str, str], expected: str | None
 ) -> None:
     defaults = {"mamba_radix_cache_strategy": "auto", "speculative_algorithm": None, "disaggregation_mode": "null"}
+    defaults |= {"disable_overlap_schedule": False}
     found = list(service.against_cache(SimpleNamespace(**defaults | given), Flags(), facts))
     assert len(found) == (expected is not None)
     assert all(expected is not None and expected in line for line in found)
@@ -128,7 +132,10 @@ def test_drafts_whose_steps_are_not_followed_are_refused_in_one_pool() -> None:
     facts = Facts(is_hybrid=True, has_one_pool=True)
     for algorithm, is_served in (("DSPARK", False), ("EAGLE", True)):
         server_args = SimpleNamespace(
-            mamba_radix_cache_strategy="auto", speculative_algorithm=algorithm, disaggregation_mode="null"
+            mamba_radix_cache_strategy="auto",
+            speculative_algorithm=algorithm,
+            disaggregation_mode="null",
+            disable_overlap_schedule=False,
         )
         assert list(service.against_cache(server_args, Flags(), replace(facts, has_one_pool=False))) == []
         lines = list(service.against_cache(server_args, Flags(), facts))
@@ -261,3 +268,17 @@ def test_the_page_names_everything_that_is_refused_or_worth_a_line() -> None:
     assert [each.option for each in NOTED if f"`{each.option}" not in served] == []
     both = {each.option for each in UNSUPPORTED} & {each.option for each in NOTED}
     assert [each.option for each in NOTED if f"`{each.option}" in refused and each.option not in both] == []
+
+
+def test_a_lazy_second_slot_is_refused_where_scheduling_does_not_overlap() -> None:
+    require_overlapped("extra_buffer_lazy", disables_overlap=False)
+    require_overlapped("extra_buffer", disables_overlap=True)
+    with pytest.raises(Refusal, match="must be extra_buffer where scheduling does not overlap, got extra_buffer_lazy"):
+        require_overlapped("extra_buffer_lazy", disables_overlap=True)
+
+
+def test_where_sglang_keeps_states_itself_a_lazy_second_slot_is_refused() -> None:
+    require_locked_states("extra_buffer_lazy", JUDICIOUS)
+    require_locked_states("extra_buffer", CHUNK_END)
+    with pytest.raises(Refusal, match="extra_buffer_lazy is only supported with --marconi-admission judicious"):
+        require_locked_states("extra_buffer_lazy", CHUNK_END)

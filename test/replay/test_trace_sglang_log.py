@@ -10,6 +10,7 @@ import pytest
 from marconi.policy.request import Request, unpack
 from marconi.replay.trace import read
 from marconi.replay.trace.identity import MAX_ID
+from sglang_platform import choose
 
 Line = Mapping[str, Any]
 
@@ -125,6 +126,7 @@ def test_what_is_no_request_is_left_out_and_counted(log: Path) -> None:
 
 
 def test_the_lines_are_those_that_the_installed_logger_writes(log: Path) -> None:
+    choose()
     logger = pytest.importorskip("sglang.srt.utils.request_logger")
     structs = pytest.importorskip("sglang.srt.managers.io_struct")
     told = logger.RequestLogger(True, 3, "json", [str(log.parent / "logs")])

@@ -90,7 +90,7 @@ def test_output_that_cannot_be_written_is_one_line_and_status_2() -> None:
     [
         ("marconi.demo.tiny_model", "raised", ("--help",)),
         ("numpy", "raised", ("replay", *DRAWN)),
-        ("sglang.srt", "raised", ("demo",)),
+        pytest.param("sglang.srt", "raised", ("demo",), marks=pytest.mark.slow),
         ("torch", "lost", ("demo",)),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],

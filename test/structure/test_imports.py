@@ -1,6 +1,10 @@
-"""Functions import only what a process may do without: an optional extra, or SGLang, torch and the like."""
+"""Functions import only what a process may do without: an optional extra, or SGLang, torch and the like.
+
+Tests of what needs neither are collected without both.
+"""
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +14,7 @@ import pytest
 from structure.test_circles import sources
 
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
+TESTS = Path(__file__).parents[1]
 BASE = {*sys.stdlib_module_names, "numpy", "rich"}
 """What every installation has."""
 COMMAND = "marconi.cli"
@@ -21,7 +26,9 @@ def imported(body: ast.AST, *, in_functions: bool) -> Iterator[str]:
     for node in ast.iter_child_nodes(body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if in_functions:
-                yield from imported(ast.Module(list(ast.walk(node))[1:], []), in_functions=False)
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Import | ast.ImportFrom):
+                        yield from _names(inner)
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -43,21 +50,29 @@ def needless(texts: Mapping[str, str]) -> list[str]:
     trees = {name: ast.parse(text) for name, text in texts.items()}
     loaded = {name: set(imported(tree, in_functions=False)) for name, tree in trees.items()}
 
-    def may_lack(name: str, seen: set[str]) -> bool:
-        module = name if name in loaded else name.rpartition(".")[0]
-        if module not in loaded:
-            return name.split(".")[0] not in BASE
-        if module in seen:
-            return False
-        seen.add(module)
-        return any(may_lack(each, seen) for each in loaded[module])
+    lacking: set[str] = set()
 
+    def may_lack(name: str) -> bool:
+        module = name if name in loaded else name.rpartition(".")[0]
+        return module in lacking if module in loaded else name.split(".")[0] not in BASE
+
+    while more := {module for module, names in loaded.items() if any(map(may_lack, names))} - lacking:
+        lacking |= more
     return [
         f"{module}: {name}"
         for module, tree in trees.items()
         for name in imported(tree, in_functions=True)
-        if not may_lack(name, set())
+        if not may_lack(name)
     ]
+
+
+def test_pure_tests_are_collected_without_torch() -> None:
+    program = (
+        "import sys, pytest; collected = pytest.main(['-qq', '--collect-only', '-n', '0', sys.argv[1]]);"
+        "sys.exit(' '.join({'sglang', 'torch'}.intersection(sys.modules)) or int(collected))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(TESTS / "tree")], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_functions_import_only_what_a_process_may_do_without() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ TREES = {"tree", "_tree", "index", "_index"}
 """What a tree is called."""
 
 
+@cache
 def changes() -> set[str]:
     """The public methods of a tree that note a node as changed, themselves or by a method that they call."""
     (tree,) = (

@@ -9,7 +9,7 @@ from marconi.tree import Node, RadixTree, check_invariants
 
 from .letters import path
 
-NUM_OPERATIONS = 5_000
+NUM_OPERATIONS = 1_500
 NUM_LETTERS = 3
 MAX_UNITS = 9
 NUM_STATES = 14

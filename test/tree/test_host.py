@@ -12,7 +12,7 @@ from marconi.tree.node import ID_BYTES
 
 from .letters import at, insert, outline, path, text_of
 
-NUM_OPERATIONS = 4_000
+NUM_OPERATIONS = 1_500
 NUM_LETTERS = 3
 MAX_UNITS = 9
 NUM_STATES = 10
@@ -166,7 +166,7 @@ class Tiers:
 
 
 def run(max_ghosts: int, unit_tokens: int) -> None:
-    tiers = Tiers(max_ghosts, unit_tokens, seed=1)
+    tiers = Tiers(max_ghosts, unit_tokens, seed=11)
     seen: set[str] = set()
     before = facts(tiers.tree)
     for index in range(NUM_OPERATIONS):

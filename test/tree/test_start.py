@@ -34,7 +34,7 @@ def test_an_insert_from_a_node_makes_the_tree_that_one_from_the_root_makes(seed:
     rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
     whole, parts = RadixTree(unit, max_ghosts=30, ids_per_unit=unit), RadixTree(unit, max_ghosts=30, ids_per_unit=unit)
     num_started = 0
-    for _ in range(400):
+    for _ in range(120):
         units = [rng.randrange(2) for _ in range(rng.randint(1, 40))]
         path = pack(letter for letter in units for _ in range(unit))
         held = states_on(parts, path)
@@ -58,7 +58,7 @@ def test_an_insert_from_a_node_makes_the_tree_that_one_from_the_root_makes(seed:
             assert whole.evict(victim) == parts.evict(twin)
         assert outline(whole) == outline(parts)
         check_invariants(parts)
-    assert num_started > 100
+    assert num_started > 30
 
 
 def test_a_checkpoint_at_the_start_or_before_it_is_refused() -> None:

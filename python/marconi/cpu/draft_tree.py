@@ -106,21 +106,24 @@ def states_along(
     """Run `step` at every node from the state at its parent, and keep the state that it leaves; returns the outputs.
 
     before (batch, *state_shape) are the states at the parent of node 0; kept (num_rows, num_nodes, *state_shape) takes
-    the states of the requests in its `rows` (batch,); without `parents` (batch, num_nodes) a tree is a chain. A step is
-    given the node and slots of the states to update; what it returns is stacked along dimension 1.
+    the states of the requests in its `rows` (batch,); without `parents` (batch, num_nodes) a tree is a chain. A batch
+    may be padded, as a whole on a rank that has nothing to do: `rows` or `parents` are fewer then, and padding keeps no
+    state. A step is given the node and slots of the states to update; its outputs are stacked along dimension 1.
     """
-    rows, batch = rows.long(), torch.arange(before.shape[0])
+    batch = torch.arange(before.shape[0])
+    num = len(rows) if parents is None else min(len(rows), len(parents))
+    rows, padding = rows[:num].long(), before[num:]
     outputs = []
     for node in range(kept.shape[1] if parents is None else parents.shape[1]):
         if node == 0:
             states = before.clone()
         elif parents is None:
-            states = kept[rows, node - 1].to(before.dtype)
+            states = torch.cat([kept[rows, node - 1].to(before.dtype), padding])
         else:
-            states = kept[rows, parents[:, node]].to(before.dtype)
+            states = torch.cat([kept[rows, parents[:num, node]].to(before.dtype), padding])
         outputs.append(step(node, StateSlots(states, batch)))
         # One row at a time: windows of neighbouring nodes may overlap in memory.
-        for row, state in zip(rows.tolist(), states, strict=True):
+        for row, state in zip(rows.tolist(), states[:num], strict=True):
             kept[row, node] = state
     return torch.stack(outputs, 1)
 

@@ -26,6 +26,7 @@ from marconi.engine.support import (
     require_loadable_drafts,
     require_locked_states,
     require_one_rank,
+    require_overlapped,
     require_plain,
     require_planned_states,
     require_two_pools,
@@ -125,6 +126,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     yield from refusals(server_args, has_sliding_window=facts.has_sliding_window)
     yield from _said(lambda: require_whole_locks(facts.skips_decode_lock))
     strategy = server_args.mamba_radix_cache_strategy
+    yield from _said(lambda: require_overlapped(strategy, resolved_view(server_args).disable_overlap_schedule))
     yield from _said(lambda: require_locked_states(strategy, facts.admission(given)))
     if facts.has_int8_checkpoints:
         yield from _said(lambda: require_plain(server_args, given.advice, facts.admission(given)))

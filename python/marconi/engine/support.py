@@ -171,6 +171,15 @@ def require_whole_locks(skips_decode_lock: bool) -> None:
         )
 
 
+def require_overlapped(strategy: str, disables_overlap: bool) -> None:
+    """Raise `Refusal` where SGLang ends a server with an assertion when it sizes its pools."""
+    if strategy == "extra_buffer_lazy" and disables_overlap:
+        raise Refusal(
+            "--mamba-radix-cache-strategy must be extra_buffer where scheduling does not overlap, got "
+            "extra_buffer_lazy: --disable-overlap-schedule, or drafts on a CPU, turn that off"
+        )
+
+
 def require_locked_states(strategy: str, admission: str) -> None:
     """Raise `Refusal` if SGLang keeps states itself and unlocks a state to reuse its slot for another one."""
     if strategy == "extra_buffer_lazy" and admission == CHUNK_END:

@@ -20,7 +20,7 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from sglang.srt.utils.hf_transformers.tokenizer import get_tokenizer
 
 
-class Refused(Exception):
+class Refused(ValueError):
     """A body that the worker answers with an error."""
 
 
