@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from marconi.baselines.admission.every_block import EveryBlock
@@ -248,13 +248,15 @@ class Extent(NamedTuple):
     num_runs: int
     """Of each kind, beside the simplest one."""
     every: int
+    phases: tuple[Phase, ...] = (Phase.generate,)
+    """Without shrinking, which takes minutes, a run that fails is reported at once."""
 
     def draw(self, test: Callable[..., int], kinds: Iterable[Any], **strategies: st.SearchStrategy[Any]) -> int:
         """Run `test` on each of `kinds` with drawn arguments; returns the sum of what it counts."""
         num = 0
         for kind in kinds:
 
-            @settings(max_examples=1 + self.num_runs)
+            @settings(max_examples=1 + self.num_runs, phases=self.phases)
             @given(**strategies)
             def drawn(**arguments: Any) -> None:
                 nonlocal num
@@ -265,7 +267,9 @@ class Extent(NamedTuple):
 
 
 extents = pytest.mark.parametrize(
-    "extent", [Extent(3, 4), pytest.param(Extent(25, 1), marks=pytest.mark.slow)], ids=["quick", "thorough"]
+    "extent",
+    [Extent(3, 4), pytest.param(Extent(25, 1, tuple(Phase)), marks=pytest.mark.slow)],
+    ids=["quick", "thorough"],
 )
 """The two extents that a comparison is made in."""
 
