@@ -113,7 +113,7 @@ class WatchedBest(BestEviction):
                     ends[self.ranked[need, node], sign] = node
         candidates = list(ends.values())
         classes = [self.ranked[need, node] for node in candidates]
-        log2_index = np.log2(self.forecast.index).tolist()
+        log2_index = self.forecast.log2_index.tolist()
         worth = [
             log2_worth(log2_index[stratum], level, now_s - node.last_hit_s)
             for (stratum, level), node in zip(classes, candidates, strict=True)
