@@ -1,20 +1,30 @@
 """Hindsight by its definition: every later request is looked at, and every candidate for a victim."""
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from hypothesis import strategies as st
 
 from marconi.baselines.hindsight.belady import BeladyEviction
 from marconi.baselines.hindsight.future import Future
 from marconi.policy.base import Costs, Eviction, Need, NodeView
-from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease, Request, Trace, pack
 from marconi.tree import Match, Node, RadixTree
 from marconi.tree.node import ID_BYTES
-from policy.random_runs import depth_above
+from policy.random_runs import (
+    PAUSES_S,
+    WORLDS,
+    Extent,
+    Watched,
+    depth_above,
+    lengths,
+    random_requests,
+    serve_overlapping,
+    sources,
+)
 from rig.budget_cache import BudgetCache, JointBudget
-
-EVERY = 3
-"""One victim in so many is looked into."""
 
 
 def next_uses(tree: RadixTree, requests: Sequence[Request], now: int) -> dict[Node, float]:
@@ -39,46 +49,31 @@ def deepest_state(tree: RadixTree, request: Request) -> Node | None:
     return deepest
 
 
-class WatchedHindsight(Eviction):
-    """A rule whose victims are compared, and with them the next use of every state."""
+class WatchedHindsight(Watched):
+    """A rule of whose victims one in `every` is compared, and with it the next use of every state."""
 
-    def __init__(self, rule: BeladyEviction, tree: RadixTree, future: Future, key: "Definition") -> None:
-        self.rule = rule
-        self.scope = rule.scope
+    def __init__(self, rule: BeladyEviction, tree: RadixTree, future: Future, key: "Definition", every: int) -> None:
+        super().__init__(rule)
+        self.belady = rule
         self.tree = tree
         self.future = future
         self.key = key
+        self.every = every
         self.now = -1
-        self.num_victims = 0
         self.num_next_uses = 0
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         self.now += 1
-        self.rule.arrived(lease, now_s)
-
-    def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
-        self.rule.admitted(nodes, lease, now_s)
-
-    def evicting(self, node: NodeView, now_s: float) -> None:
-        self.rule.evicting(node, now_s)
-
-    def update(self, node: NodeView) -> None:
-        self.rule.update(node)
-
-    def discard(self, node: NodeView) -> None:
-        self.rule.discard(node)
-
-    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
-        return self.rule.worths(nodes, now_s)
+        super().arrived(lease, now_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         found = self.rule.victim(need, now_s)
         self.num_victims += 1
-        if self.num_victims % EVERY:
+        if self.num_victims % self.every:
             return found
         order = []
         for node, expected in next_uses(self.tree, self.future.requests, self.now).items():
-            assert self.rule.next_use(node) == expected, f"next use of {node}"
+            assert self.belady.next_use(node) == expected, f"next use of {node}"
             self.num_next_uses += not math.isinf(expected)
             if not node.num_locks and not (need is Need.KV and node.num_children):
                 order.append((self.key(node, expected), node.serial, node))
@@ -113,6 +108,33 @@ class TailDefinition(Definition):
                 return 1.0, -next_used
             self.num_spared += 1
         return 0.0, -float(self.costs.freed_bytes(node))
+
+
+Make: TypeAlias = Callable[[Costs, Future, frozenset[Need]], tuple[BeladyEviction, Definition]]
+
+
+def served(
+    make: Make, world: str, every: int, source: random.Random | int, length: int, num_running: int
+) -> WatchedHindsight:
+    """A rule after random requests, which may overlap."""
+    costs, budget, admission, needs = WORLDS[world]
+    trace = Trace("random", 1, tuple(random_requests(source, length)))
+    tree, future = RadixTree(max_ghosts=30), Future(trace)
+    rule, definition = make(costs, future, needs)
+    watched = WatchedHindsight(rule, tree, future, definition, every)
+    cache = BudgetCache(tree, admission, watched, costs, budget)
+    serve_overlapping(cache, trace.requests, source, num_running, PAUSES_S if num_running > 1 else (0.0,))
+    return watched
+
+
+def compare(extent: Extent, make: Make) -> None:
+    """Fail where victims or next uses differ in a drawn run, and unless many are compared."""
+
+    def next_uses(world: str, source: random.Random, length: int, num_running: int) -> int:
+        return served(make, world, extent.every, source, length, num_running).num_next_uses
+
+    num = extent.draw(next_uses, WORLDS, source=sources, length=lengths, num_running=st.sampled_from((1, 3)))
+    assert num > 200 * extent.num_runs
 
 
 class Items:

@@ -4,12 +4,12 @@ from random import Random
 from typing import Protocol
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marconi.baselines.block import VARIANTS, BlockCache, make
 from marconi.baselines.block.replay import hit_tokens, replay
 from marconi.policy.request import Request, Trace, pack
+from policy.random_runs import Extent, extents
 
 NAMES = [variant.name for variant in VARIANTS]
 
@@ -124,13 +124,11 @@ ACCESSES = st.lists(
 ).map(lambda runs: [block for run in runs for block in run])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=400)
-@given(accesses=ACCESSES, capacity=st.integers(2, 26))
-def test_every_access_leaves_the_blocks_that_the_brute_force_twin_holds(
-    name: str, accesses: list[int], capacity: int
-) -> None:
-    check_against_the_twin(name, capacity, accesses)
+@extents
+def test_every_access_leaves_the_blocks_that_the_brute_force_twin_holds(extent: Extent) -> None:
+    extent._replace(num_runs=15 * extent.num_runs).draw(
+        check_against_the_twin, NAMES, accesses=ACCESSES, capacity=st.integers(2, 26)
+    )
 
 
 @pytest.mark.parametrize("capacity", [2, 3, 5, 6, 8, 15, 25, 40])
@@ -142,7 +140,7 @@ def test_a_long_skewed_run_leaves_the_blocks_that_the_brute_force_twin_holds(nam
     check_against_the_twin(name, capacity, accesses)
 
 
-def check_against_the_twin(name: str, capacity: int, accesses: list[int]) -> None:
+def check_against_the_twin(name: str, capacity: int, accesses: list[int]) -> int:
     cache, twin = make(name, capacity), make_twin(name, capacity)
     for block in accesses:
         assert cache.access(block) == (block in twin.blocks())
@@ -152,6 +150,7 @@ def check_against_the_twin(name: str, capacity: int, accesses: list[int]) -> Non
         assert cache.contains(block)
         cache.check_invariants()
         assert name != "s3fifo" or s3fifo_queues_agree(cache, twin)
+    return len(accesses)
 
 
 REQUESTS = st.lists(
@@ -161,12 +160,12 @@ REQUESTS = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=300)
-@given(drawn=REQUESTS, capacity=st.integers(2, 26))
-def test_every_request_hits_what_the_rule_says_on_the_twin(
-    name: str, drawn: list[tuple[int, int, list[int], int]], capacity: int
-) -> None:
+@extents
+def test_every_request_hits_what_the_rule_says_on_the_twin(extent: Extent) -> None:
+    extent._replace(num_runs=15 * extent.num_runs).draw(check_hits, NAMES, drawn=REQUESTS, capacity=st.integers(2, 26))
+
+
+def check_hits(name: str, drawn: list[tuple[int, int, list[int], int]], capacity: int) -> int:
     unit = 4
     prompts = []
     for document, length, others, num_last_tokens in drawn:
@@ -190,6 +189,7 @@ def test_every_request_hits_what_the_rule_says_on_the_twin(
     assert result.total_hit_tokens == sum(expected)
     assert result.total_prompt_tokens == sum(num_tokens for _, num_tokens in prompts)
     assert result.final_cache_blocks == len(twin.blocks())
+    return len(drawn)
 
 
 @pytest.mark.parametrize("name", NAMES)

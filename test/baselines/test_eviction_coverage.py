@@ -7,7 +7,7 @@ from marconi.baselines.eviction.coverage import CoverageEviction
 from marconi.policy.base import Costs, Need
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
-from policy.random_runs import SPLIT, WORLDS, NaiveConversations, compare, depth_above
+from policy.random_runs import SPLIT, Extent, NaiveConversations, compare, depth_above, extents
 from rig.budget_cache import BudgetCache, JointBudget, SplitBudget
 
 STATES_ONLY = Costs(kv_bytes_per_token=0, state_bytes=1, flops=float)
@@ -27,10 +27,10 @@ def thinnest(candidates: list[Node], need: Need, now_s: float, conversations: Na
     return min(on_path, key=lambda node: (gap(node), node.serial))
 
 
-@pytest.mark.parametrize("world", [world for world in WORLDS if world != "attention"])
-@pytest.mark.parametrize("seed", range(5))
-def test_every_victim_is_that_of_the_definition(world: str, seed: int) -> None:
-    compare(lambda costs, needs: CoverageEviction(needs), thinnest, world, seed)
+@extents
+def test_every_victim_is_that_of_the_definition(extent: Extent) -> None:
+    worlds = ("hybrid", "hybrid-grid", "hybrid-split")
+    compare(extent._replace(every=1), lambda costs, needs, _: (CoverageEviction(needs), thinnest), worlds)
 
 
 def request(first_id: int, num_tokens: int, arrival_s: float) -> Request:

@@ -2,34 +2,34 @@ import pytest
 
 from marconi.baselines.admission.every_block import EveryBlock
 from marconi.baselines.eviction.end_aware import EndAwareLru, NextPrompts
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 from policy.random_runs import (
     KV_COSTS,
-    WORLDS,
+    Choose,
+    Extent,
     NaiveConversations,
+    compare,
     depth_above,
+    extents,
     free_then_lru,
-    random_requests,
-    run,
 )
 from rig.budget_cache import BudgetCache, JointBudget
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_victim_is_that_of_the_definition(world: str, seed: int) -> None:
-    requests = random_requests(seed)
+@extents
+def test_every_victim_is_that_of_the_definition(extent: Extent) -> None:
+    def make(costs: Costs, needs: frozenset[Need], requests: list[Request]) -> tuple[Eviction, Choose]:
+        def is_free(node: Node, conversations: NaiveConversations) -> bool:
+            index = conversations.of[node]
+            latest = conversations.extended_by[index][-1]
+            goes_on = any(r.session == latest.session and r.turn > latest.turn for r in requests)
+            return not goes_on or conversations.lengths[index] + 4 - depth_above(node) <= 12
 
-    def is_free(node: Node, conversations: NaiveConversations) -> bool:
-        index = conversations.of[node]
-        latest = conversations.extended_by[index][-1]
-        goes_on = any(r.session == latest.session and r.turn > latest.turn for r in requests)
-        return not goes_on or conversations.lengths[index] + 4 - depth_above(node) <= 12
+        return EndAwareLru(NextPrompts(requests), 12, 4, needs), free_then_lru(is_free)
 
-    costs, budget, admission, needs = WORLDS[world]
-    rule = EndAwareLru(NextPrompts(requests), 12, 4, needs)
-    assert run(rule, free_then_lru(is_free), requests, costs, budget, admission) > 30
+    compare(extent, make)
 
 
 def test_an_ended_conversation_goes_before_an_older_one_that_goes_on() -> None:

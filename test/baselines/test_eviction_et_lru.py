@@ -1,20 +1,23 @@
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from marconi.baselines.admission.every_block import EveryBlock
 from marconi.baselines.eviction.et_lru import ExpectedTailLru, TurnModel
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 from policy.random_runs import (
     KV_COSTS,
-    WORLDS,
     Choose,
+    Extent,
     NaiveConversations,
     compare,
     depth_above,
+    extents,
+    last_pass,
     random_requests,
     run,
 )
@@ -52,26 +55,19 @@ def least_expected_excess(costs: Costs, budget_tokens: int) -> Choose:
     return choose
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("budget_tokens", [0, 15, 40])
-@pytest.mark.parametrize("seed", range(3))
-def test_every_victim_is_that_of_the_definition(world: str, budget_tokens: int, seed: int) -> None:
-    def make(costs: Costs, needs: frozenset[Need]) -> Eviction:
-        return ExpectedTailLru(costs, TURNS, budget_tokens, needs)
+@extents
+def test_every_victim_is_that_of_the_definition(extent: Extent) -> None:
+    def make(costs: Costs, needs: frozenset[Need], requests: Any, budget_tokens: int) -> tuple[Eviction, Choose]:
+        rule = ExpectedTailLru(costs, TURNS, budget_tokens, needs)
+        return rule, least_expected_excess(costs, budget_tokens)
 
-    compare(make, least_expected_excess(WORLDS[world][0], budget_tokens), world, seed)
+    compare(extent, make, budget_tokens=(0, 15, 40))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_without_a_budget_and_with_equal_blocks_it_is_lru(seed: int) -> None:
-    def lru(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
-        return min(candidates, key=lambda node: (node.last_pass_s, node.serial))
-
-    requests = [
-        Request(r.path, r.num_prompt_tokens, r.num_output_tokens, r.num_known_tokens, index)
-        for index, r in enumerate(random_requests(seed))
-    ]
-    assert run(ExpectedTailLru(KV_COSTS, TURNS, 0), lru, requests) == run(JointLru(), lru, requests) > 30
+    requests = [replace(each, arrival_s=float(index)) for index, each in enumerate(random_requests(seed, 50))]
+    assert run(ExpectedTailLru(KV_COSTS, TURNS, 0), last_pass, requests) > 30
 
 
 def test_tails_are_trimmed_in_turn_the_least_missed_block_first() -> None:

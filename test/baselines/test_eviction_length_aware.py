@@ -3,33 +3,33 @@ import pytest
 from marconi.baselines.admission.every_block import EveryBlock
 from marconi.baselines.eviction.end_aware import NextPrompts
 from marconi.baselines.eviction.length_aware import LengthAwareLru
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 from policy.random_runs import (
     KV_COSTS,
-    WORLDS,
+    Choose,
+    Extent,
     NaiveConversations,
+    compare,
     depth_above,
+    extents,
     free_then_lru,
-    random_requests,
-    run,
 )
 from rig.budget_cache import BudgetCache, JointBudget
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_victim_is_that_of_the_definition(world: str, seed: int) -> None:
-    requests = random_requests(seed)
+@extents
+def test_every_victim_is_that_of_the_definition(extent: Extent) -> None:
+    def make(costs: Costs, needs: frozenset[Need], requests: list[Request]) -> tuple[Eviction, Choose]:
+        def is_free(node: Node, conversations: NaiveConversations) -> bool:
+            latest = conversations.extended_by[conversations.of[node]][-1]
+            later = [r for r in requests if r.session == latest.session and r.turn == latest.turn + 1]
+            return not later or later[0].num_prompt_tokens - depth_above(node) <= 12
 
-    def is_free(node: Node, conversations: NaiveConversations) -> bool:
-        latest = conversations.extended_by[conversations.of[node]][-1]
-        later = [r for r in requests if r.session == latest.session and r.turn == latest.turn + 1]
-        return not later or later[0].num_prompt_tokens - depth_above(node) <= 12
+        return LengthAwareLru(NextPrompts(requests), 12, needs), free_then_lru(is_free)
 
-    costs, budget, admission, needs = WORLDS[world]
-    rule = LengthAwareLru(NextPrompts(requests), 12, needs)
-    assert run(rule, free_then_lru(is_free), requests, costs, budget, admission) > 30
+    compare(extent, make)
 
 
 def test_a_short_next_prompt_lets_more_of_the_tail_go() -> None:

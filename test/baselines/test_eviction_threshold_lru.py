@@ -4,17 +4,16 @@ from marconi.baselines.admission.every_block import EveryBlock
 from marconi.baselines.eviction.threshold_lru import ThresholdLru
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
-from policy.random_runs import KV_COSTS, WORLDS, NaiveConversations, compare, free_then_lru
+from policy.random_runs import KV_COSTS, Extent, NaiveConversations, compare, extents, free_then_lru
 from rig.budget_cache import BudgetCache, JointBudget
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_victim_is_that_of_the_definition(world: str, seed: int) -> None:
+@extents
+def test_every_victim_is_that_of_the_definition(extent: Extent) -> None:
     def is_short(node: Node, conversations: NaiveConversations) -> bool:
         return conversations.lengths[conversations.of[node]] <= 25
 
-    compare(lambda costs, needs: ThresholdLru(25, needs), free_then_lru(is_short), world, seed)
+    compare(extent, lambda costs, needs, _: (ThresholdLru(25, needs), free_then_lru(is_short)))
 
 
 def test_a_short_conversation_goes_before_an_older_long_one() -> None:

@@ -1,22 +1,26 @@
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.baselines.eviction.tlru import TailOptimizedLru
-from marconi.policy.base import Eviction, Need
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 from policy.random_runs import (
     HYBRID_COSTS,
     KV_COSTS,
-    WORLDS,
+    Choose,
+    Extent,
     NaiveConversations,
     compare,
     depth_above,
+    extents,
     free_then_lru,
+    last_pass,
     random_requests,
     run,
 )
@@ -42,16 +46,12 @@ def depths(tree: RadixTree) -> list[int]:
     return sorted(node.depth for node in tree.nodes() if not node.num_children)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(("budget_tokens", "added_tokens"), [(12, 4), (30, 0), (3, 10)])
-@pytest.mark.parametrize("seed", range(3))
-def test_every_victim_is_that_of_the_definition(world: str, budget_tokens: int, added_tokens: int, seed: int) -> None:
-    compare(
-        lambda costs, needs: TailOptimizedLru(budget_tokens, added_tokens, needs),
-        free_then_lru(is_tail_excess_safe(budget_tokens, added_tokens)),
-        world,
-        seed,
-    )
+@extents
+def test_every_victim_is_that_of_the_definition(extent: Extent) -> None:
+    def make(costs: Costs, needs: frozenset[Need], requests: Any, tokens: tuple[int, int]) -> tuple[Eviction, Choose]:
+        return TailOptimizedLru(*tokens, needs), free_then_lru(is_tail_excess_safe(*tokens))
+
+    compare(extent, make, tokens=((12, 4), (30, 0), (3, 10)))
 
 
 def test_a_tail_is_trimmed_block_by_block_to_what_the_budget_needs_before_an_older_conversation_is_touched() -> None:
@@ -79,16 +79,8 @@ def test_trimming_stops_at_the_need_although_less_is_cached_with_every_block() -
 
 @pytest.mark.parametrize("seed", range(3))
 def test_with_a_budget_no_larger_than_what_a_prompt_adds_it_is_lru(seed: int) -> None:
-    rule: Eviction = JointLru()
-
-    def lru(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
-        return min(candidates, key=lambda node: (node.last_pass_s, node.serial))
-
-    requests = [
-        Request(r.path, r.num_prompt_tokens, r.num_output_tokens, r.num_known_tokens, index)
-        for index, r in enumerate(random_requests(seed))
-    ]
-    assert run(TailOptimizedLru(7, 7), lru, requests) == run(rule, lru, requests) > 30
+    requests = [replace(each, arrival_s=float(index)) for index, each in enumerate(random_requests(seed, 50))]
+    assert run(TailOptimizedLru(7, 7), last_pass, requests) > 30
 
 
 def test_overlapping_requests_leave_conversations_that_are_paths() -> None:

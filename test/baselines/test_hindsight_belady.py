@@ -19,35 +19,25 @@ from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.request import Request, Trace, pack
 from marconi.tree import RadixTree
-from policy.random_runs import PAUSES_S, WORLDS, random_requests, serve_overlapping
+from policy.random_runs import WORLDS, Extent, extents, random_requests
 from rig.budget_cache import BudgetCache, JointBudget
 
-from .hindsight_twin import Definition, Items, WatchedHindsight, hits_of, most_hits
+from .hindsight_twin import Definition, Items, compare, hits_of, most_hits, served
 
 
-@pytest.mark.parametrize("num_running", [1, 3])
-@pytest.mark.parametrize("world", list(WORLDS))
-@pytest.mark.parametrize("seed", range(3))
-def test_next_uses_and_victims_are_those_of_a_look_at_all_that_comes(world: str, seed: int, num_running: int) -> None:
-    costs, budget, admission, needs = WORLDS[world]
-    trace = Trace("random", 1, tuple(random_requests(seed, 150)))
-    tree, future = RadixTree(max_ghosts=30), Future(trace)
-    rule = WatchedHindsight(BeladyEviction(costs, future, needs), tree, future, Definition(costs))
-    pauses_s = PAUSES_S if num_running > 1 else (0.0,)
-    serve_overlapping(BudgetCache(tree, admission, rule, costs, budget), trace.requests, seed, num_running, pauses_s)
-    assert rule.num_victims > 30
-    assert rule.num_next_uses > 100
+def belady(costs: Costs, future: Future, needs: frozenset[Need]) -> tuple[BeladyEviction, Definition]:
+    return BeladyEviction(costs, future, needs), Definition(costs)
+
+
+@extents
+def test_next_uses_and_victims_are_those_of_a_look_at_all_that_comes(extent: Extent) -> None:
+    compare(extent, belady)
 
 
 def test_a_rule_that_does_not_hear_of_states_below_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RadixTree, "_note_nearest_above", lambda tree, node: None)
-    costs, budget, admission, needs = WORLDS["hybrid-split"]
-    with pytest.raises(AssertionError, match="is right"):  # noqa: PT012 - one of the seeds shows it
-        for seed in range(10):
-            trace = Trace("random", 1, tuple(random_requests(seed, 150)))
-            tree, future = RadixTree(max_ghosts=30), Future(trace)
-            rule = WatchedHindsight(BeladyEviction(costs, future, needs), tree, future, Definition(costs))
-            serve_overlapping(BudgetCache(tree, admission, rule, costs, budget), trace.requests, seed, 3)
+    with pytest.raises(AssertionError, match="is right"):
+        [served(belady, "hybrid-split", 3, seed, 150, 3) for seed in range(20)]  # one of the seeds shows it
 
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=10, flops=float)

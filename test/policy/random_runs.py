@@ -1,8 +1,13 @@
-"""Random runs of a prefix cache in which every victim is compared with one chosen naively from a rule's definition."""
+"""Drawn runs of a prefix cache in which victims are compared with those chosen naively from a rule's definition."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from marconi.baselines.admission.every_block import EveryBlock
 from marconi.policy.admission.base import Admission
@@ -95,27 +100,26 @@ def free_then_lru(is_free: Callable[[Node, NaiveConversations], bool]) -> Choose
     return choose
 
 
-class Watched(Eviction):
-    """A rule whose every victim is compared."""
+def last_pass(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
+    return min(candidates, key=lambda node: (node.last_pass_s, node.serial))
 
-    def __init__(self, rule: Eviction, tree: RadixTree, choose: Choose) -> None:
+
+def last_hit(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
+    return min(candidates, key=lambda node: (node.last_hit_s, node.serial))
+
+
+class Watched(Eviction):
+    """A rule to which all is passed on, and whose victims may be looked at."""
+
+    def __init__(self, rule: Eviction) -> None:
         self.rule = rule
         self.scope = rule.scope
-        self.tree = tree
-        self.choose = choose
-        self.conversations = NaiveConversations()
         self.num_victims = 0
 
     def arrived(self, lease: Lease, now_s: float) -> None:
-        self.conversations.held = {node for node in self.tree.nodes() if node.has_state}
-        if lease.match.source is not None:
-            self.conversations.hit(lease.match.source, lease.request)
         self.rule.arrived(lease, now_s)
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
-        for node in nodes:
-            assert isinstance(node, Node)
-            self.conversations.left(node, state_above(node), lease.request)
         self.rule.admitted(nodes, lease, now_s)
 
     def evicting(self, node: NodeView, now_s: float) -> None:
@@ -130,7 +134,34 @@ class Watched(Eviction):
     def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
         return self.rule.worths(nodes, now_s)
 
+
+class Compared(Watched):
+    """A rule of whose victims one in `every` is compared."""
+
+    def __init__(self, rule: Eviction, tree: RadixTree, choose: Choose, every: int = 1) -> None:
+        super().__init__(rule)
+        self.tree = tree
+        self.choose = choose
+        self.every = every
+        self.conversations = NaiveConversations()
+
+    def arrived(self, lease: Lease, now_s: float) -> None:
+        self.conversations.held = {node for node in self.tree.nodes() if node.has_state}
+        if lease.match.source is not None:
+            self.conversations.hit(lease.match.source, lease.request)
+        super().arrived(lease, now_s)
+
+    def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
+        for node in nodes:
+            assert isinstance(node, Node)
+            self.conversations.left(node, state_above(node), lease.request)
+        super().admitted(nodes, lease, now_s)
+
     def victim(self, need: Need, now_s: float) -> NodeView | None:
+        victim = self.rule.victim(need, now_s)
+        self.num_victims += victim is not None
+        if victim is not None and self.num_victims % self.every:
+            return victim
         candidates = [
             node
             for node in self.tree.nodes()
@@ -138,21 +169,26 @@ class Watched(Eviction):
             and not node.num_locks
             and node.num_children <= (0 if need is Need.KV else self.scope.value)
         ]
-        victim = self.rule.victim(need, now_s)
         if not candidates:
             assert victim is None
             return None
         self.conversations.held = {node for node in self.tree.nodes() if node.has_state}
         expected = self.choose(candidates, need, now_s, self.conversations)
         assert victim is expected, f"{victim} went, {expected} is right, of {candidates}"
-        self.num_victims += 1
         return victim
 
 
-def random_requests(seed: int, num_requests: int = 100) -> list[Request]:
+def random_ids(rng: random.Random, num: int, num_letters: int = 3) -> list[int]:
+    """Drawn, and shrunk, as one number."""
+    number = rng.randrange(num_letters**num)
+    return [number // num_letters**place % num_letters for place in range(num)]
+
+
+def random_requests(source: random.Random | int, num_requests: int = 100) -> list[Request]:
     """Sessions over few ids that share prompts, go on, go back, repeat themselves and come at equal times."""
-    rng = random.Random(seed)  # noqa: S311 - test data
-    shared = [[rng.randrange(3) for _ in range(rng.randrange(4, 20))] for _ in range(3)]
+    rng = random.Random(source) if isinstance(source, int) else source  # noqa: S311 - test data
+
+    shared = [random_ids(rng, rng.randrange(4, 20)) for _ in range(3)]
     histories: list[list[int]] = []
     turns: list[int] = []
     requests = []
@@ -166,8 +202,8 @@ def random_requests(seed: int, num_requests: int = 100) -> list[Request]:
         if rng.random() < 0.1:
             del histories[session][rng.randrange(len(histories[session]) + 1) :]
         added = 0 if rng.random() < 0.05 and histories[session] else rng.randrange(1, 15)
-        prompt = histories[session] + [rng.randrange(3) for _ in range(added)]
-        output = [rng.randrange(3) for _ in range(rng.randrange(0, 10))]
+        prompt = histories[session] + random_ids(rng, added)
+        output = random_ids(rng, rng.randrange(0, 10))
         histories[session] = prompt + output
         turns[session] += 1
         path = pack(prompt + output)
@@ -182,10 +218,12 @@ def run(
     costs: Costs = KV_COSTS,
     budget: Budget | None = None,
     admission: Admission | None = None,
+    every: int = 1,
+    max_ghosts: int = 30,
 ) -> int:
-    """Serve `requests` and compare every victim; returns how many there were."""
-    tree = RadixTree(max_ghosts=30)
-    watched = Watched(rule, tree, choose)
+    """Serve `requests` and compare one victim in `every`; returns how many there were."""
+    tree = RadixTree(max_ghosts=max_ghosts)
+    watched = Compared(rule, tree, choose, every)
     cache = BudgetCache(
         tree, EveryBlock(1) if admission is None else admission, watched, costs, budget or JointBudget(120)
     )
@@ -204,21 +242,84 @@ WORLDS: dict[str, tuple[Costs, Budget, Admission, frozenset[Need]]] = {
 """Costs, budget, admission and needs of the kinds of cache that a rule is tried in."""
 
 
-def compare(make: Callable[[Costs, frozenset[Need]], Eviction], choose: Choose, world: str, seed: int) -> None:
-    """One random run in a world; fails unless it evicted often."""
-    costs, budget, admission, needs = WORLDS[world]
-    num_victims = run(make(costs, needs), choose, random_requests(seed), costs, budget, admission)
-    assert num_victims > 30, "the run hardly evicted"
+class Extent(NamedTuple):
+    """How much is drawn, and how often what is expensive is compared."""
+
+    num_runs: int
+    """Of each kind, beside the simplest one."""
+    every: int
+    phases: tuple[Phase, ...] = (Phase.generate,)
+    """Without shrinking, which takes minutes, a run that fails is reported at once."""
+
+    def draw(self, test: Callable[..., int], kinds: Iterable[Any], **strategies: st.SearchStrategy[Any]) -> int:
+        """Run `test` on each of `kinds` with drawn arguments; returns the sum of what it counts."""
+        num = 0
+        for kind in kinds:
+
+            @settings(max_examples=1 + self.num_runs, phases=self.phases)
+            @given(**strategies)
+            def drawn(**arguments: Any) -> None:
+                nonlocal num
+                num += test(kind, **arguments)  # noqa: B023 - it is called within the loop
+
+            drawn()
+        return num
+
+
+extents = pytest.mark.parametrize(
+    "extent",
+    [Extent(3, 4), pytest.param(Extent(25, 1, tuple(Phase)), marks=pytest.mark.slow)],
+    ids=["quick", "thorough"],
+)
+"""The two extents that a comparison is made in."""
+
+
+sources = st.randoms(use_true_random=False)
+"""Of requests: all that is drawn from one shrinks."""
+lengths = st.integers(30, 80)
+"""Requests of a run."""
+
+
+def compare(
+    extent: Extent,
+    make: Callable[..., tuple[Eviction, Choose]],
+    worlds: Iterable[str] = WORLDS,
+    **parameters: Sequence[Any],
+) -> None:
+    """Fail where victims differ in drawn worlds, and unless the runs evict often.
+
+    `make` is given costs, needs, requests and one of each of `parameters`.
+    """
+
+    def victims(world: str, source: random.Random, length: int, max_ghosts: int, **chosen: Any) -> int:
+        costs, budget, admission, needs = WORLDS[world]
+        requests = random_requests(source, length)
+        rule, choose = make(costs, needs, requests, **chosen)
+        return run(rule, choose, requests, costs, budget, admission, extent.every, max_ghosts)
+
+    num_victims = extent.draw(
+        victims,
+        worlds,
+        source=sources,
+        length=lengths,
+        max_ghosts=st.sampled_from((30, 5, 0)),
+        **{name: st.sampled_from(values) for name, values in parameters.items()},
+    )
+    assert num_victims > 20 * extent.num_runs, "the runs hardly evicted"
 
 
 PAUSES_S = (0.0, 0.5, 3.0)
 
 
 def serve_overlapping(
-    cache: BudgetCache, requests: Sequence[Request], seed: int, num_running: int, pauses_s: Sequence[float] = PAUSES_S
+    cache: BudgetCache,
+    requests: Sequence[Request],
+    source: random.Random | int,
+    num_running: int,
+    pauses_s: Sequence[float] = PAUSES_S,
 ) -> None:
     """Up to `num_running` requests at a time, begun in order and finished in any, one of `pauses_s` before each end."""
-    rng = random.Random(seed)  # noqa: S311 - test data
+    rng = random.Random(source) if isinstance(source, int) else source  # noqa: S311 - test data
     running: list[Lease] = []
     now_s = 0.0
     for request in requests:

@@ -1,15 +1,13 @@
-import pytest
-
 from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.base import Eviction, Need
+from marconi.policy.base import Eviction
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
-from marconi.tree import Node, RadixTree
+from marconi.tree import RadixTree
 from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
-from .random_runs import HYBRID_COSTS, SPLIT, WORLDS, NaiveConversations, compare
+from .random_runs import HYBRID_COSTS, SPLIT
 
 
 def request(first_id: int, num_tokens: int, arrival_s: float) -> Request:
@@ -68,22 +66,3 @@ def test_stock_sglang_drops_the_state_of_a_branch_point_that_is_not_hit() -> Non
     (branch_point,) = (node for node in tree.nodes() if node.depth == 100)
     assert branch_point.num_children == 2
     assert not branch_point.has_state, "both conversations ran through it, neither started from it"
-
-
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("seed", range(2))
-def test_every_victim_of_sglang_plus_is_that_of_the_definition(world: str, seed: int) -> None:
-    def oldest(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
-        return min(candidates, key=lambda node: (node.last_pass_s, node.serial))
-
-    compare(lambda costs, needs: JointLru(needs), oldest, world, seed)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_every_victim_of_stock_sglang_is_that_of_the_definition(seed: int) -> None:
-    def oldest(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
-        if need is Need.KV:
-            return min(candidates, key=lambda node: (node.last_pass_s, node.serial))
-        return min(candidates, key=lambda node: (node.last_hit_s, node.serial))
-
-    compare(lambda costs, needs: SeparateLru(needs), oldest, "hybrid-split", seed)

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,16 @@ from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 from rig.budget_cache import BudgetCache, JointBudget
 
-from .random_runs import HYBRID_COSTS, NaiveConversations, compare, depth_above, free_then_lru
+from .random_runs import (
+    HYBRID_COSTS,
+    Choose,
+    Extent,
+    NaiveConversations,
+    compare,
+    depth_above,
+    extents,
+    free_then_lru,
+)
 
 HYBRID = ("hybrid", "hybrid-grid", "hybrid-split")
 
@@ -46,14 +56,13 @@ def is_deeper_than_the_keeper(budget_s: float):
     return is_free
 
 
-@pytest.mark.parametrize("world", HYBRID)
-@pytest.mark.parametrize("budget_s", [0.05, 0.3, 0.6])
-@pytest.mark.parametrize("seed", range(3))
-def test_every_victim_is_that_of_the_definition(world: str, budget_s: float, seed: int) -> None:
-    def make(costs: Costs, needs: frozenset[Need]) -> Eviction:
-        return TailEviction(smallest_cached_tokens, budget_s, needs)
+@extents
+def test_every_victim_is_that_of_the_definition(extent: Extent) -> None:
+    def make(costs: Costs, needs: frozenset[Need], requests: Any, budget_s: float) -> tuple[Eviction, Choose]:
+        rule = TailEviction(smallest_cached_tokens, budget_s, needs)
+        return rule, free_then_lru(is_deeper_than_the_keeper(budget_s))
 
-    compare(make, free_then_lru(is_deeper_than_the_keeper(budget_s)), world, seed)
+    compare(extent, make, HYBRID, budget_s=(0.05, 0.3, 0.6))
 
 
 def request(num_tokens: int, arrival_s: float, first_id: int = 1000) -> Request:

@@ -3,26 +3,16 @@ import math
 import pytest
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.base import Need
 from marconi.policy.eviction.utility import AgeingUtilityEviction, UtilityEviction
 from marconi.policy.request import Request, pack
-from marconi.tree import Node, RadixTree
+from marconi.tree import RadixTree
 from rig.budget_cache import BudgetCache, JointBudget
 
-from .random_runs import HYBRID_COSTS, NaiveConversations, compare
+from .random_runs import HYBRID_COSTS
 
 
 def request(first_id: int, num_tokens: int, arrival_s: float) -> Request:
     return Request(pack(range(first_id, first_id + num_tokens + 1)), num_tokens, 1, num_tokens + 1, arrival_s)
-
-
-@pytest.mark.parametrize("world", ["hybrid", "hybrid-split"])
-@pytest.mark.parametrize("seed", range(3))
-def test_alpha_0_is_lru_of_the_nodes_hit(world: str, seed: int) -> None:
-    def lru(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
-        return min(candidates, key=lambda node: (node.last_hit_s, node.serial))
-
-    compare(lambda costs, needs: UtilityEviction(costs, 0.0, needs), lru, world, seed)
 
 
 @pytest.mark.parametrize(("alpha", "depths"), [(0.0, [20, 30]), (0.4, [20, 30]), (0.6, [30, 100]), (9.0, [30, 100])])

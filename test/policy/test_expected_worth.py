@@ -106,7 +106,7 @@ def random_run(server: Server, seed: int, num_steps: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_share_of_a_state_is_what_looking_along_its_path_says(seed: int) -> None:
     server, num_seen = Server(), 0
     for _ in random_run(server, seed, 400):

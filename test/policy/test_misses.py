@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from hypothesis import strategies as st
 
 from marconi.baselines.admission.chunk_end import ExtraBuffer
 from marconi.model.latency import LatencyModel, require_lengths
@@ -29,6 +30,8 @@ from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import Kept, RadixTree, check_invariants
 from rig.miss_oracle import MissOracle
+
+from .random_runs import Extent, extents, random_ids, sources
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=40, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
 TWO_POOLS = frozenset({Need.KV, Need.STATE})
@@ -67,43 +70,45 @@ def server(layout: str, max_ghosts: int = ALL) -> ServerReplay:
     )
 
 
-def requests(seed: int, num_requests: int, num_namespaces: int = 1) -> Iterator[Request]:
+def requests(source: random.Random | int, num_requests: int, num_namespaces: int = 1) -> Iterator[Request]:
     """Prompts of few ids that repeat, extend, cut and part from earlier ones."""
-    rng = random.Random(seed)  # noqa: S311 - test data
-    past: list[list[int]] = [[rng.randrange(3) for _ in range(60)]]
+    rng = random.Random(source) if isinstance(source, int) else source  # noqa: S311 - test data
+    past = [random_ids(rng, 60)]
     for number in range(num_requests):
-        prompt = rng.choice(past)[: rng.randrange(1, 80)] + [rng.randrange(4) for _ in range(rng.randrange(0, 24))]
+        prompt = rng.choice(past)[: rng.randrange(1, 80)] + random_ids(rng, rng.randrange(0, 24), 4)
         prompt = prompt or [0]
-        answer = [rng.randrange(4) for _ in range(rng.randrange(0, 12))]
+        answer = random_ids(rng, rng.randrange(0, 12), 4)
         past = [*past[-12:], prompt + answer]
         length = len(prompt) + len(answer)
         namespace = rng.randrange(num_namespaces)
         yield Request(pack(prompt + answer), len(prompt), len(answer), length, float(number), namespace=namespace)
 
 
-@pytest.mark.parametrize("num_namespaces", [1, 3])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_cause_is_that_of_a_history_which_forgets_nothing(layout: str, num_namespaces: int) -> None:
-    replay = server(layout)
-    oracle, num_prompt_tokens = MissOracle(replay.hybrid), 0
-    for request in requests(num_namespaces, 300, num_namespaces):
-        replay.serve(request)
-        num_prompt_tokens += request.num_prompt_tokens
-        check_invariants(replay.hybrid.tree)
-    counters = replay.hybrid.counters
-    assert num_prompt_tokens == counters.num_hit_tokens + sum(counters.num_missed_tokens.values())
-    del counters.num_missed_tokens[Cause.UNCACHED]
-    assert oracle.num_requests > 250
-    assert {cause: num for cause, num in counters.num_missed_tokens.items() if num} == oracle.missed
+@extents
+def test_every_cause_is_that_of_a_history_which_forgets_nothing(extent: Extent) -> None:
+    def missed(layout: str, rng: random.Random, length: int, num_namespaces: int) -> int:
+        replay = server(layout)
+        oracle, num_prompt_tokens = MissOracle(replay.hybrid), 0
+        for request in requests(rng, length, num_namespaces):
+            replay.serve(request)
+            num_prompt_tokens += request.num_prompt_tokens
+            check_invariants(replay.hybrid.tree)
+        counters = replay.hybrid.counters
+        assert num_prompt_tokens == counters.num_hit_tokens + sum(counters.num_missed_tokens.values())
+        del counters.num_missed_tokens[Cause.UNCACHED]
+        assert oracle.num_requests >= length
+        assert {cause: num for cause, num in counters.num_missed_tokens.items() if num} == oracle.missed
+        return length
+
+    extent.draw(missed, LAYOUTS, rng=sources, length=st.integers(30, 100), num_namespaces=st.sampled_from((1, 3)))
 
 
-def test_the_runs_meet_every_cause_that_a_replay_has() -> None:
+def test_runs_meet_every_cause_that_a_replay_has() -> None:
     met: Counter[Cause] = Counter()
     for layout in LAYOUTS:
         replay = server(layout)
         oracle = MissOracle(replay.hybrid)
-        for request in requests(0, 300, 2):
-            replay.serve(request)
+        [*map(replay.serve, requests(1, 300, 2))]
         met += oracle.missed
     not_of_a_replay = {Cause.NOT_WRITTEN, Cause.HINT_OVER_LIMIT, Cause.UNCACHED}
     assert set(met) == set(Cause) - not_of_a_replay
@@ -122,10 +127,10 @@ def test_after_a_flush_what_was_known_is_first_seen_since_then_and_counts_run_on
     when = {miss.cause: miss.at_s for miss in explanation.misses}
     assert when == {Cause.FIRST_SEEN: 30.0, Cause.LAST_TOKEN: None}
     assert "first seen since the flush 20 s ago" in explanation.describe(50.0)
-    for request in requests(5, 300, 2):
+    for request in requests(5, 100, 2):
         replay.serve(request)
-    assert oracle.num_requests == 301
-    assert replay.hybrid.counters.num_requests == 401
+    assert oracle.num_requests == 101
+    assert replay.hybrid.counters.num_requests == 201
 
 
 def test_nothing_of_a_tree_is_kept_once_it_is_flushed() -> None:
@@ -143,7 +148,7 @@ def test_nothing_of_a_tree_is_kept_once_it_is_flushed() -> None:
 def test_a_cache_that_forgets_takes_what_it_has_forgotten_for_first_seen_and_the_sums_stay_exact(layout: str) -> None:
     whole, short = server(layout), server(layout, max_ghosts=3)
     num_prompt_tokens = 0
-    for request in requests(1, 300):
+    for request in requests(1, 120):
         whole.serve(request)
         short.serve(request)
         num_prompt_tokens += request.num_prompt_tokens
@@ -287,7 +292,7 @@ def test_without_explanations_the_same_is_cached_and_evicted_and_nothing_is_note
     silent.hybrid.misses = None
     if isinstance(silent.hybrid.host, HostTier):
         silent.hybrid.host.explains = False
-    for request in requests(3, 200, 2):
+    for request in requests(3, 100, 2):
         assert silent.serve(request) == explains.serve(request)
     counters, expected = silent.hybrid.counters, explains.hybrid.counters
     assert not any(counters.num_missed_tokens.values())

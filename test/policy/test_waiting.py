@@ -2,11 +2,13 @@
 
 import random
 
-import pytest
+from hypothesis import strategies as st
 
 from marconi.policy.request import Request, pack
 from marconi.policy.waiting import MIN_SAVED_TOKENS, WaitingPrompts
 from marconi.tree import RadixTree
+
+from .random_runs import Extent, extents, random_ids, sources
 
 
 def request(ids: list[int], namespace: int = 0) -> Request:
@@ -29,17 +31,16 @@ def shared_by_hand(key: int, waiting: dict[int, Request], num_cached_tokens: int
     return sorted((depth for depth in depths if depth > num_cached_tokens), reverse=True)
 
 
-def run(unit: int, seed: int, num_steps: int = 3000) -> None:
-    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+def run(unit: int, rng: random.Random, num_steps: int) -> int:
     index, waiting = WaitingPrompts(unit, unit), {}
     for step in range(num_steps):
-        if waiting and rng.random() < 0.45:
+        if waiting and rng.randrange(20) < 9:
             key = rng.choice(list(waiting))
             index.remove(key)
             del waiting[key]
         else:
-            ids = [rng.randrange(2) for _ in range(unit * rng.randint(0, 8) + rng.randrange(unit))]
-            waiting[step] = request(ids, rng.randrange(2))
+            prompt = random_ids(rng, unit * rng.randint(0, 8) + rng.randrange(unit), 2)
+            waiting[step] = request(prompt, rng.randrange(2))
             index.add(step, waiting[step])
         index.check_invariants()
         assert index.keys() == waiting.keys()
@@ -48,11 +49,12 @@ def run(unit: int, seed: int, num_steps: int = 3000) -> None:
                 by_hand = shared_by_hand(key, waiting, num_cached, unit)
                 assert index.shared(key, num_cached) == by_hand
                 assert index.is_shared(key, num_cached) is bool(by_hand)
+    return num_steps
 
 
-@pytest.mark.parametrize(("unit", "seed"), [(1, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_what_is_shared_is_what_comparing_all_finds(unit: int, seed: int) -> None:
-    run(unit, seed)
+@extents
+def test_what_is_shared_is_what_comparing_all_finds(extent: Extent) -> None:
+    assert extent.draw(run, (1, 4), rng=sources, num_steps=st.integers(30, 120)) > 300
 
 
 def test_an_index_that_forgets_a_node_is_caught() -> None:
@@ -60,7 +62,7 @@ def test_an_index_that_forgets_a_node_is_caught() -> None:
     original = WaitingPrompts._depths_above
     WaitingPrompts._depths_above = lambda self, node, num: list(original(self, node, num))[1:]  # type: ignore[method-assign]
     try:
-        run(1, seed=1, num_steps=300)
+        run(1, random.Random(1), 300)  # noqa: S311 - a workload, not a secret
     except AssertionError:
         return
     finally:

@@ -24,7 +24,16 @@ from rig.budget_cache import BudgetCache, JointBudget
 
 from .best_twin import WatchedBest
 from .best_twin import cache_of as best_cache
-from .random_runs import HYBRID_COSTS, WORLDS, Choose, NaiveConversations, Watched, free_then_lru, random_requests
+from .random_runs import (
+    HYBRID_COSTS,
+    WORLDS,
+    Choose,
+    Compared,
+    free_then_lru,
+    last_hit,
+    last_pass,
+    random_requests,
+)
 from .test_eviction_tail import is_deeper_than_the_keeper, smallest_cached_tokens
 
 
@@ -37,7 +46,7 @@ def stated(rule: Eviction, tree: RadixTree, now_s: float) -> list[Node]:
     return sorted(keys, key=keys.__getitem__)
 
 
-class OrderWatched(Watched):
+class OrderWatched(Compared):
     """The order behind every victim is that of the definition, taken candidate by candidate."""
 
     num_orders = 0
@@ -59,14 +68,6 @@ class OrderWatched(Watched):
         assert order[0] is found
         self.num_orders += 1
         return found
-
-
-def last_pass(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
-    return min(candidates, key=lambda node: (node.last_pass_s, node.serial))
-
-
-def last_hit(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
-    return min(candidates, key=lambda node: (node.last_hit_s, node.serial))
 
 
 RULES: dict[str, tuple[Callable[[frozenset[Need]], Eviction], Choose]] = {

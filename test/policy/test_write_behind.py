@@ -1,9 +1,11 @@
 """Copies made ahead: random requests, copies that end late and out of order, held against a scan of the tree."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import strategies as st
 
 from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
@@ -16,9 +18,10 @@ from marconi.policy.write_behind import WriteBehind
 from marconi.tree import Node, RadixTree, check_invariants
 from marconi.tree.invariants import check_host
 
+from .random_runs import Extent, extents, random_ids, sources
+
 NEEDS = frozenset({Need.KV, Need.STATE})
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=float)
-NUM_STEPS = 1_500
 MAX_TOKENS = 60
 MAX_STATES = 12
 
@@ -227,43 +230,46 @@ def test_an_abandoned_copy_leaves_nothing_behind() -> None:
     server.check()
 
 
-@pytest.mark.parametrize("memory", [HostMemory(10_000, 1_000), HostMemory(150, 14)], ids=["plenty", "little"])
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_comes_no_copy_is_lost_while_it_is_made_and_victims_go_in_order(memory: HostMemory, seed: int) -> None:
+@extents
+def test_whatever_comes_no_copy_is_lost_while_it_is_made_and_victims_go_in_order(extent: Extent) -> None:
     """A little host still holds all that is copied at once: newcomers and those under way fit into it together."""
-    server = Server(memory)
-    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
-    num_done = dict.fromkeys(["ask", "chosen", "finished", "evicted", "loads"], 0)
-    for _ in range(NUM_STEPS):
-        draw = rng.random()
-        if draw < 0.4:
-            ids = [rng.randrange(3) for _ in range(rng.randint(1, 8))]
-            server.ask(ids)
-            num_done["ask"] += 1
-        elif draw < 0.6 and len(server.tier.being_copied) < 3:
-            need = rng.choice([Need.KV, Need.STATE])
-            chosen = server.choose(need, rng.randint(1, 4))
-            assert all(node.host_copy is not None for node in chosen)
-            num_done["chosen"] += len(chosen)
-        elif draw < 0.8 and server.tier.being_copied:
-            server.finish(rng.choice(list(server.tier.being_copied)))
-            num_done["finished"] += 1
-        elif draw < 0.85:
-            lease = server.lease([rng.randrange(3) for _ in range(rng.randint(1, 8))])
-            if depth := server.tier.to_load(*lease):
-                with server.tier.loading(*lease, server.now_s):
-                    server.hybrid.load(lease.request, depth, depth - lease.match.num_live_tokens)
-                num_done["loads"] += 1
-        while server.tree.num_tokens > MAX_TOKENS or server.tree.num_states > MAX_STATES:
-            need = Need.STATE if server.tree.num_states > MAX_STATES else Need.KV
-            waiting = [node for node in server.leaving() if need is Need.STATE or not node.num_children]
-            victim = server.evict(need)
-            if victim is None:
-                break
-            num_done["evicted"] += 1
-            if waiting:
-                first = min(waiting, key=lambda node: node.leaving or 0)
-                assert victim is first, f"{victim} went before {first}"
+    num_done: Counter[str] = Counter()
+
+    def steps(memory: HostMemory, rng: random.Random, length: int) -> int:
+        server = Server(memory)
+        for _ in range(length):
+            draw = rng.randrange(20)
+            if draw < 8:
+                server.ask(random_ids(rng, rng.randint(1, 8)))
+                num_done["ask"] += 1
+            elif draw < 12 and len(server.tier.being_copied) < 3:
+                need = rng.choice([Need.KV, Need.STATE])
+                chosen = server.choose(need, rng.randint(1, 4))
+                assert all(node.host_copy is not None for node in chosen)
+                num_done["chosen"] += len(chosen)
+            elif draw < 16 and server.tier.being_copied:
+                server.finish(rng.choice(list(server.tier.being_copied)))
+                num_done["finished"] += 1
+            elif draw < 18:
+                lease = server.lease(random_ids(rng, rng.randint(1, 8)))
+                if depth := server.tier.to_load(*lease):
+                    with server.tier.loading(*lease, server.now_s):
+                        server.hybrid.load(lease.request, depth, depth - lease.match.num_live_tokens)
+                    num_done["loads"] += 1
+            while server.tree.num_tokens > MAX_TOKENS or server.tree.num_states > MAX_STATES:
+                need = Need.STATE if server.tree.num_states > MAX_STATES else Need.KV
+                waiting = [node for node in server.leaving() if need is Need.STATE or not node.num_children]
+                victim = server.evict(need)
+                if victim is None:
+                    break
+                num_done["evicted"] += 1
+                if waiting:
+                    first = min(waiting, key=lambda node: node.leaving or 0)
+                    assert victim is first, f"{victim} went before {first}"
+                server.check()
             server.check()
-        server.check()
-    assert min(num_done.values()) > 20, num_done
+        return length
+
+    memories = HostMemory(10_000, 1_000), HostMemory(150, 14)
+    extent.draw(steps, memories, rng=sources, length=st.integers(50, 250))
+    assert min(num_done[name] for name in ("ask", "chosen", "finished", "evicted", "loads")) > 20, num_done

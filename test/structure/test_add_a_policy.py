@@ -84,7 +84,7 @@ def test_a_reader_who_types_the_page_ends_green(copy: Path) -> None:
     green(copy, "ruff", "check", "--select", "I", "--fix", "--quiet", ".")
     green(copy, "ruff", "format", "--quiet", ".")
     printed = green(copy, "pytest", "-q", "-m", "not slow", "-k", "largest", "test/policy", "test/baselines")
-    assert int(re.findall(r"(\d+) passed", printed)[-1]) > 10
+    assert int(re.findall(r"(\d+) passed", printed)[-1]) > 4
     green(copy, "ruff", "check", ".")
     green(copy, "mypy", "--package", "marconi.baselines")
     pages = ("test/structure/test_docs.py", "test/structure/test_text.py", "test/structure/test_words.py")
