@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Scheduling"
             return "matrix" if MATRIX_SERVER.search(nodeid) else "servers" if path in SHARING else path
 
     return ByServer(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked so, one case in that many is not slow."""
+    num_cases: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is not None:
+            test = item.nodeid.partition("[")[0]
+            if num_cases[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            num_cases[test] += 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -74,6 +74,7 @@ if stays == "yes": time.sleep({SLEEP_S})
 """
 
 
+@pytest.mark.slow
 def test_at_its_limit_neither_a_step_nor_its_grandchild_lives(steps: Any, tmp_path: Path) -> None:
     step = planted(steps, GRANDCHILD, tmp_path / "pids", "yes", "yes", limit_s=LATE_S)
     done = run(steps, step, tmp_path)
@@ -166,7 +167,10 @@ def test_wrong_outweighs_late_and_late_what_did_not_run(outcomes: str, all_in_al
     [
         ("print('fine')", 30.0, 0, "green"),
         ("print('here is why'); raise SystemExit(1)", 30.0, 1, "WRONG"),
-        ("import time; print('here is why', flush=True); time.sleep(60)", LATE_S, 3, "not ended in time"),
+        pytest.param(
+            *("import time; print('here is why', flush=True); time.sleep(60)", LATE_S, 3, "not ended in time"),
+            marks=pytest.mark.slow,
+        ),
         ("raise SystemExit(77)", 30.0, 77, "skipped"),
     ],
     ids=["green", "wrong", "late", "skipped"],

@@ -5,8 +5,15 @@ Servers import this from their own folder, tests from the package.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+SWITCH = "MARCONI_BREAK_STATES"
+"""What names the file that `broken_state_server.py` looks for."""
+BREAKS = "breaks"
+"""That file, beside a server's log."""
 _LINE = "negative control: {} broken"
 
 
@@ -22,8 +29,25 @@ def num_broken(log_path: Path) -> int:
     return sum(map(int, re.findall(_LINE.format(r"(\d+)"), log)))
 
 
-def require_broken(log_path: Path) -> int:
-    """How many the server of this log broke, of which there must be some."""
-    num = num_broken(log_path)
+def require_broken(log_path: Path, before: int = 0) -> int:
+    """How many the server of this log broke beyond `before`, of which there must be some."""
+    num = num_broken(log_path) - before
     assert num, f"the negative control broke nothing, so its answers say nothing: {log_path}"
     return num
+
+
+@contextmanager
+def broken_states(server: Any) -> Iterator[None]:
+    """A server of the fixture that breaks states, some at least, from an empty cache to an empty cache."""
+    import httpx
+
+    switch, before = server.log_path.parent / BREAKS, num_broken(server.log_path)
+    flush = f"{server.url}/flush_cache?timeout=30"
+    httpx.post(flush, timeout=60.0).raise_for_status()
+    switch.touch()
+    try:
+        yield
+    finally:
+        switch.unlink()
+    httpx.post(flush, timeout=60.0).raise_for_status()
+    require_broken(server.log_path, before)

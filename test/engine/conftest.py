@@ -26,7 +26,7 @@ from marconi.engine import flags
 from marconi.engine.cpu_platform import has_accelerator
 from marconi.process import LAUNCH
 
-from .breaking import require_broken
+from .breaking import BREAKS, SWITCH, require_broken
 from .preloaded import preloaded
 from .reference import Reference, digest_of
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, NO_BUFFER
@@ -54,7 +54,7 @@ STRATEGY_ARGS = {
 BROKEN_STATE_SERVER = (str(Path(__file__).with_name("broken_state_server.py")),)
 
 
-BREAKS, FAULT = "breaks", "fault"
+FAULT = "fault"
 """Files beside the log of a server of the matrix: while the first exists states break, the second says what raises."""
 MATRIX_SERVER = (str(Path(__file__).with_name("matrix_server.py")),)
 NEGATIVE_CONTROL = "negative control"
@@ -182,18 +182,17 @@ def server(
     models: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator["ServerProcess | Pair"]:
-    """The server of a module's `LAUNCHES`, or the two of one with a role."""
+    """The server of a module's `LAUNCHES`, or the two of one with a role; `broken_states` makes it its own control."""
     is_broken = request.config.getoption("--broken-states")
     launch: Launch = request.param
     folder = tmp_path_factory.mktemp("server")
-    if launch.entry_point == MATRIX_SERVER:
-        if is_broken:
-            (folder / BREAKS).touch()
-        (folder / FAULT).touch()
-        files = ("MARCONI_BREAK_STATES", str(folder / BREAKS)), ("MARCONI_TEST_FAULT_FILE", str(folder / FAULT))
-        launch = replace(launch, env=(*launch.env, *files))
-    elif is_broken:
+    (folder / FAULT).touch()
+    if is_broken:
+        (folder / BREAKS).touch()
+    if (is_broken and launch.entry_point != MATRIX_SERVER) or launch.entry_point == LAUNCH:
         launch = replace(launch, entry_point=BROKEN_STATE_SERVER)
+    files = (SWITCH, str(folder / BREAKS)), ("MARCONI_TEST_FAULT_FILE", str(folder / FAULT))
+    launch = replace(launch, env=(*launch.env, *files))
     with serving(launch, models, preload, folder) as running:
         yield running
         if is_broken:

@@ -113,6 +113,7 @@ def test_an_answer_is_kept_and_nothing_starts_before_the_first_request(caplog: p
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.slow
 def test_a_shadow_ends_when_its_server_is_killed() -> None:
     script = (
         "import os, time\n"

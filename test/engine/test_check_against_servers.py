@@ -45,15 +45,10 @@ OTHER_WORDS = {
 """What the server says, and what is said of the same option before."""
 
 
-def test_few_random_command_lines_have_a_servers_verdict(tmp_path: Path) -> None:
-    lines = [*EDGES, *launches(seed=2, num=12)]
-    assert 0 < compare(lines, Platform.CUDA, tmp_path) < 12, "both verdicts are among the random ones"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", Platform)
 def test_random_command_lines_have_a_servers_verdict(platform: Platform, tmp_path: Path) -> None:
-    served = compare(list(launches(seed=1, num=200)), platform, tmp_path)
+    served = compare([*EDGES, *launches(seed=1, num=200)], platform, tmp_path)
     assert 40 < served < 160, "both verdicts are among them"
 
 

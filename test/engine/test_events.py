@@ -59,6 +59,7 @@ BEST = PolicyChoice("best")
 NAMES = (Tenant(), Tenant("a", None), Tenant(None, "s"), Tenant("a", "s"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("trace", [agents, forks])
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_events_leave_what_the_tree_holds_after_every_request(setting: Setting, trace: type) -> None:
@@ -200,6 +201,7 @@ def test_sglangs_publisher_is_given_what_its_own_recorder_would_give(
     assert list(blocks(told[:-1])) == list(blocks(expected[:-1]))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_sglangs_consumers_know_of_the_kv_that_the_tree_holds_after_every_request(setting: Setting) -> None:
     """Through evictions; one that hears no removal is wrong."""

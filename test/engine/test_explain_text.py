@@ -13,7 +13,7 @@ from .client import random_tokens
 from .test_explain import PROMPTS, answer, streamed
 from .test_runtime_endpoints import ADMIN_KEY, HOST
 
-LAUNCHES = (HOST,)
+LAUNCHES = (pytest.param(HOST, marks=pytest.mark.slow),)
 
 
 @pytest.fixture(autouse=True)

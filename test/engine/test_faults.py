@@ -248,6 +248,7 @@ def run_until(soak: Soak, num_submitted: int) -> None:
         soak.advance()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("strategy", "page_tokens", "memory", "host_ratio", "slots_per_request", "keeps"),
     [

@@ -21,7 +21,7 @@ PAGE_TOKENS = 16
 PAGED = Launch("page-16", "gdn", (*server_args(EXTRA_BUFFER), "--page-size", str(PAGE_TOKENS)))
 LAUNCHES = (
     STANDARD["gdn", EXTRA_BUFFER],
-    STANDARD["mamba2", NO_BUFFER],
+    pytest.param(STANDARD["mamba2", NO_BUFFER], marks=pytest.mark.slow),
     pytest.param(PAGED, marks=pytest.mark.slow),
 )
 

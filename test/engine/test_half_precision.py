@@ -12,10 +12,10 @@ choice of kernels on Hopper serves it; where an answer is wrong, `stock_answers.
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -24,7 +24,7 @@ import torch
 from marconi.demo import tiny_model
 from marconi.demo.server_process import ServerProcess
 
-from .breaking import require_broken
+from .breaking import BREAKS, SWITCH, broken_states
 from .conftest import BROKEN_STATE_SERVER, MARCONI, STRATEGY_ARGS, EntryPoint, server_args
 from .exact_model import ExactModel
 from .matrix import NEXTN
@@ -49,8 +49,6 @@ ON_A_GPU = (
     *("--grammar-backend", "none", "--mem-fraction-static", "0.3"),
 )
 """What needs no kernels but Triton's, but for a prefill that a case names."""
-SWITCH = "MARCONI_BREAK_STATES"
-"""The file that switches `broken_state_server.py`, whose import would break states here."""
 RED_ANSWERS = "MARCONI_RED_ANSWERS"
 """The folder for what was asked where an answer was wrong."""
 WIDE = "gdn-wide"
@@ -107,24 +105,15 @@ CASES = (
 )
 
 
-class Serving:
-    """The server of a case, whose states can be broken for a while."""
+class Serving(NamedTuple):
+    """The server of a case."""
 
-    def __init__(self, case: Case, url: str, switch: Path, log: Path):
-        self.case = case
-        self.url = url
-        self.log = log
-        self._switch = switch
+    case: Case
+    server: ServerProcess
 
-    @contextmanager
-    def with_broken_states(self) -> Iterator[None]:
-        """States that hits copy arrive as zeros."""
-        httpx.post(f"{self.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
-        self._switch.touch()
-        try:
-            yield
-        finally:
-            self._switch.unlink()
+    @property
+    def url(self) -> str:
+        return self.server.url
 
 
 def write_wide(path: Path) -> None:
@@ -149,12 +138,12 @@ def serving(
 ) -> Iterator[Serving]:
     case, folder = request.param, tmp_path_factory.mktemp("half")
     args = (*case.args, *HALF, *(ON_A_GPU if torch.cuda.is_available() else ()))
-    env = {SWITCH: str(folder / "broken")}
+    env = {SWITCH: str(folder / BREAKS)}
     server = ServerProcess(
         paths[case.model], args, log_path=folder / "log", env=env, entry_point=preload(BROKEN_STATE_SERVER)
     )
     with server:
-        yield Serving(case, server.url, folder / "broken", folder / "log")
+        yield Serving(case, server)
 
 
 @pytest.fixture(scope="module")
@@ -211,13 +200,12 @@ def test_a_reused_state_answers_as_the_model_does(serving: Serving, exact: Exact
     if case.has_drafts:
         (state,) = httpx.get(f"{serving.url}/server_info", timeout=60.0).json()["internal_states"]
         assert state["avg_spec_accept_length"] > 1.1, "no draft was accepted"
-    log = serving.log.read_text(errors="replace")
+    log = serving.server.log_path.read_text(errors="replace")
     assert ("Using FlashInfer GDN kernels" in log) == case.is_flashinfer, "the kernels are not those of the case"
 
 
 def test_negative_control_a_broken_state_is_seen(serving: Serving, exact: ExactModel) -> None:
-    with serving.with_broken_states():
+    with broken_states(serving.server):
         anew, reused = medians(asked(serving), exact.error)
-    require_broken(serving.log)
     assert anew <= MAX_MEDIAN_ERROR
     assert reused > 5 * MAX_MEDIAN_ERROR

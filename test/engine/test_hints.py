@@ -29,7 +29,7 @@ CHUNK = CHUNKED_PREFILL_SIZE
 MAX_LOGPROB_DIFFERENCE = 1e-5
 NO_MAPPINGS = (5, True, 0.5, [KEY], f"a text with {KEY} in it")
 """Values of `custom_params` that SGLang answers."""
-LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER], STANDARD["mamba2", NO_BUFFER])
+LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER], pytest.param(STANDARD["mamba2", NO_BUFFER], marks=pytest.mark.slow))
 MANAGER, OF_DECODE = (SimpleNamespace(disaggregation_mode=SimpleNamespace(value=mode)) for mode in ("null", "decode"))
 """As much of a tokenizer manager as is asked."""
 

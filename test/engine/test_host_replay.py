@@ -48,6 +48,7 @@ CHOICES = {
 # Ours against the replay of it
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_our_cache_hits_what_its_replay_hits(setting: Setting, choice: PolicyChoice) -> None:
@@ -69,6 +70,7 @@ def test_kv_was_short_too() -> None:
     assert brain.hybrid.counters.num_evictions[Need.KV] > 20
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_our_cache_hits_what_its_replay_hits_where_requests_fork_anywhere(setting: Setting) -> None:
     choice = CHOICES["marconi"]
@@ -116,6 +118,7 @@ def stock_replay(admission: ExtraBuffer | NoBuffer, pools: Pools) -> ServerRepla
     return ServerReplay(hybrid, pools, Scheduling.of(admission))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_stock_loses_nothing_and_hits_the_same_with_either_core(setting: Setting) -> None:
     requests = (*agents(seed=3), *forks(seed=3, num_requests=100))
@@ -223,6 +226,7 @@ def decode_token_by_token(run: Any) -> None:
             run._track()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("backend", ["stock", "marconi"])
 @pytest.mark.parametrize("name", ["little-kv", "no-buffer", "page-16", "page-64"])
 def test_decoding_a_run_at_a_time_is_decoding_token_by_token(

@@ -46,6 +46,7 @@ def evictions(soak: Soak) -> dict[str, int]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("strategy", "page_tokens", "choice"),
     [
@@ -75,6 +76,7 @@ def test_nothing_is_lost_while_requests_fork_end_and_are_aborted(
     assert soak.num_flushes == NUM_REQUESTS // DRAIN_EVERY_REQUESTS // 2 > 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("strategy", "page_tokens"), [(EXTRA, 1), (EXTRA, 16), (NO, 1)])
 def test_the_same_requests_lose_nothing_on_stock_either(strategy: Strategy, page_tokens: int) -> None:
     """The control of the driver: what it does to a cache, SGLang's own can take."""
@@ -84,6 +86,7 @@ def test_the_same_requests_lose_nothing_on_stock_either(strategy: Strategy, page
     assert soak.scheduler.outcomes[Outcome.FINISHED] > NUM_REQUESTS // 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("strategy", "page_tokens", "memory"),
     [

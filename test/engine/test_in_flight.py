@@ -46,6 +46,7 @@ def both(setting: Setting, policy: str, division: Division) -> tuple[HostReplay,
     return real, ServerReplay(hybrid, pools, setting.scheduling)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("division", Division)
 @pytest.mark.parametrize("policy", SERVED)
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)

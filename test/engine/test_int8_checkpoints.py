@@ -40,6 +40,7 @@ def soak_of(strategy: Strategy, page_tokens: int, num_checkpoints: int, num_requ
 # Slots
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("strategy", "page_tokens", "num_checkpoints"), [(EXTRA, 1, 60), (EXTRA, 16, 60), (NO, 1, 60), (EXTRA, 1, 3)]
 )

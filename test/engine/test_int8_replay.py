@@ -46,6 +46,7 @@ def both(setting: Setting, num_checkpoints: int, policy: str) -> tuple[HostRepla
     return real, Int8Server(hybrid, pools, setting.scheduling)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("policy", SERVED)
 @pytest.mark.parametrize(("setting", "num_checkpoints"), SETTINGS.values(), ids=SETTINGS)
 def test_one_after_the_other_it_hits_the_same(setting: Setting, num_checkpoints: int, policy: str) -> None:
@@ -60,6 +61,7 @@ def test_one_after_the_other_it_hits_the_same(setting: Setting, num_checkpoints:
     assert sum(counters.num_evictions.values()) > 20
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("policy", SERVED)
 @pytest.mark.parametrize(("setting", "num_checkpoints"), IN_FLIGHT.values(), ids=IN_FLIGHT)
 def test_in_flight_it_hits_the_same(setting: Setting, num_checkpoints: int, policy: str) -> None:

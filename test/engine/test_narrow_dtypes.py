@@ -21,9 +21,9 @@ from marconi.demo.server_process import ServerProcess
 from marconi.engine.backend import pool_costs
 from marconi.process import LAUNCH
 
-from .breaking import require_broken
+from .breaking import BREAKS, SWITCH, broken_states
 from .client import Completion, generate, random_tokens
-from .conftest import BREAKS, BROKEN_STATE_SERVER, EntryPoint, server_args
+from .conftest import BROKEN_STATE_SERVER, EntryPoint, server_args
 from .reference import MAX_LOGPROB_DIFFERENCE, difference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
@@ -62,10 +62,10 @@ def expected(
 def serving(
     name: str, preload: EntryPoint, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A setting's server with our cache, whose states break while the file `BREAKS` is beside its log."""
+    """A setting's server with our cache."""
     family, strategy, dtypes = SETTINGS[name]
     folder = tmp_path_factory.mktemp("serving")
-    args, env = [*server_args(strategy), *dtypes], {"MARCONI_BREAK_STATES": str(folder / BREAKS)}
+    args, env = [*server_args(strategy), *dtypes], {SWITCH: str(folder / BREAKS)}
     entry_point = preload(BROKEN_STATE_SERVER)
     with ServerProcess(models[family], args, log_path=folder / "log", env=env, entry_point=entry_point) as server:
         yield server
@@ -115,14 +115,10 @@ def test_a_rounded_state_is_the_one_that_a_prefill_which_ends_there_leaves(
 
 @pytest.mark.slow
 def test_negative_control_a_broken_state_is_seen_through_the_rounding(serving: ServerProcess, expected: str) -> None:
-    switch = serving.log_path.parent / BREAKS
-    switch.touch()
     for num_trunk_tokens in (CUT, 3 * CUT):
-        answers = hits(serving.url, 100, num_trunk_tokens)
-        found = [difference(got, generate(expected, prompt)) for prompt, got in answers]
-        require_broken(serving.log_path)
-        assert min(found) > 2 * MAX_DIFFERENCE_OF_FLIPS
-    switch.unlink()
+        with broken_states(serving):
+            answers = list(hits(serving.url, 100, num_trunk_tokens))
+        assert min(difference(got, generate(expected, prompt)) for prompt, got in answers) > 2 * MAX_DIFFERENCE_OF_FLIPS
 
 
 @pytest.mark.usefixtures("sglang_configuration")

@@ -173,6 +173,7 @@ def test_its_launches_are_served_on_a_cuda_machine(
     assert set(case.stock_args) <= set(case.args), "stock is asked with flags of the case"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STARTED, ids=lambda case: case.name)
 def test_its_servers_start_up_to_their_weights_and_their_layers_write_every_planned_state(
     case: Case, dry_run: dict[str, dict[str, Any]]
@@ -187,6 +188,7 @@ def test_its_servers_start_up_to_their_weights_and_their_layers_write_every_plan
     assert bool(found["num_operations"]) == bool(found["facts"]["num_nodes"]) == case.has_drafts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STARTED, ids=lambda case: case.name)
 def test_its_layers_decode_after_a_prefill_and_keep_no_state_there(
     case: Case, dry_run: dict[str, dict[str, Any]]
@@ -200,6 +202,7 @@ def test_its_layers_decode_after_a_prefill_and_keep_no_state_there(
     assert decodes["tracked"] == (0 if case.has_drafts else NUM_STEPS * (NUM_LAYERS if case.model == "mamba2" else 1))
 
 
+@pytest.mark.slow
 def test_a_request_without_tracking_slots_begins_with_the_paddings_and_ends_with_its_working_slot(
     dry_run: dict[str, dict[str, Any]],
 ) -> None:
@@ -224,6 +227,7 @@ def test_a_request_without_tracking_slots_begins_with_the_paddings_and_ends_with
     }
 
 
+@pytest.mark.slow
 def test_its_benchmark_runs_every_row_beside_sglangs_layers(dry_run: dict[str, dict[str, Any]]) -> None:
     found = {name: each for name, each in dry_run.items() if "missing" in each["facts"]}
     assert len({name.split()[0] for name in found}) == 3
@@ -232,11 +236,13 @@ def test_its_benchmark_runs_every_row_beside_sglangs_layers(dry_run: dict[str, d
     )
 
 
+@pytest.mark.slow
 def test_negative_control_a_refused_launch_and_an_unwritten_state_are_seen(dry_run: dict[str, dict[str, Any]]) -> None:
     assert "PD-Multiplexing is not compatible" in dry_run[REFUSED]["error"]
     assert 0 in dry_run["planted: a kernel that is not met"]["num_written"]
 
 
+@pytest.mark.slow
 def test_negative_control_a_state_that_a_later_step_keeps_is_seen(dry_run: dict[str, dict[str, Any]]) -> None:
     for fault in ("a plan that decodes", "a plan that verifies"):
         found = dry_run[f"planted: {fault}"]
@@ -244,6 +250,7 @@ def test_negative_control_a_state_that_a_later_step_keeps_is_seen(dry_run: dict[
         assert found["facts"]["decodes"]["kept"]
 
 
+@pytest.mark.slow
 def test_negative_control_faults_of_a_decode_are_seen(dry_run: dict[str, dict[str, Any]]) -> None:
     """A wait for the card, slots of the host, and slots that stay what SGLang fills them with."""
     ((kind, line),) = (
@@ -286,6 +293,7 @@ def answered(model: ExactModel, seed: int, num_cached: int, lost: int = 0) -> Ex
     return Exchange(tuple(prompt), Completion(tuple(answer), tuple(each + 0.04 for each in logprobs), num_cached))
 
 
+@pytest.mark.slow
 def test_the_reference_tells_a_lost_state_from_rounding(model_of: Callable[[Case], Path]) -> None:
     torch.set_num_threads(1)
     for case in (ON_A_CARD[0], ON_A_CARD[-1]):

@@ -58,6 +58,7 @@ class Prefetching(Soak):
         return [answer for req in self.reqs for answer in notes_of(req).kv_hints or ()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("strategy", "page_tokens"), [(Strategy.EXTRA_BUFFER, 1), (Strategy.EXTRA_BUFFER, 16), (Strategy.NO_BUFFER, 1)]
 )
@@ -169,6 +170,7 @@ def test_a_tenant_that_prefetches_all_it_sent_costs_the_others_less_than_two_poi
     assert rates[1] > rates[0] - MAX_LOSS, (rates, num_accepted)
 
 
+@pytest.mark.slow
 def test_a_copy_that_ends_while_a_prefetch_makes_room_leaves_every_lock_counted() -> None:
     """One is of the state that the prefetch goes on from, in request 415; the soak counts locks."""
     OneGreedyTenant(2, 450, is_greedy=True).run()

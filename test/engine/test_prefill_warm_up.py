@@ -66,11 +66,13 @@ def kernels_of(family: str) -> set[str]:
     return ours | ASKED.get(family, set())
 
 
+@pytest.mark.slow
 def test_after_the_warm_up_neither_prefills_nor_verify_steps_compile_anything(found: dict[str, Any]) -> None:
     for family, each in found.items():
         assert each["new"] == {}, family
 
 
+@pytest.mark.slow
 def test_without_it_every_kernel_is_compiled_while_a_request_waits(found: dict[str, Any]) -> None:
     """Negative control; the convolution's twice, with and without windows to continue from."""
     for family, each in found.items():

@@ -53,19 +53,9 @@ def ranks(
     return Ranks(num_ranks, host, choice, costs, SoakPlan(num_requests, seed=1, drain_every_requests=50))
 
 
-@pytest.mark.parametrize(
-    ("choice", "memory"),
-    [
-        pytest.param(
-            CHOICES[name],
-            memory,
-            id=f"{name}-{memory}",
-            marks=() if name == "best" or memory is Division.TWO_POOLS else pytest.mark.slow,
-        )
-        for name in CHOICES
-        for memory in Division
-    ],
-)
+@pytest.mark.parametrize("memory", Division, ids=str)
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+@pytest.mark.one_in(8)
 def test_two_ranks_decide_alike_under_pressure(choice: PolicyChoice, memory: Division) -> None:
     soak = ranks(2, choice, memory)
     soak.run()
@@ -84,6 +74,7 @@ def late_ranks(num_ranks: int, strategy: Strategy = Strategy.EXTRA_BUFFER) -> Ra
     return soak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_of_one_pool_decide_alike_whenever_they_find_that_a_pass_has_ended(num_ranks: int) -> None:
     soak = late_ranks(num_ranks)

@@ -56,6 +56,7 @@ def free_lists(cache: Any) -> tuple[list[int], list[int]]:
 REQUESTS = [(0, 1), (0, 7), (200, 0), (96, 20), (10_000, 0), (0, 100)]
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("page", PAGE_SIZES)
 @pytest.mark.parametrize("eviction", ["lru", "best"])
 @pytest.mark.parametrize("for_alloc", [False, True], ids=["so much to go", "so much to be there"])

@@ -9,9 +9,9 @@ import pytest
 from marconi.demo.server_process import ServerProcess
 from marconi.process import LAUNCH
 
-from .breaking import require_broken
+from .breaking import broken_states
 from .client import random_tokens
-from .conftest import BREAKS, FAULT, MARCONI, STRATEGY_ARGS, EntryPoint, Launch
+from .conftest import FAULT, MARCONI, STRATEGY_ARGS, EntryPoint, Launch
 from .matrix import SERVER
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, Exchange, together
@@ -66,12 +66,8 @@ def test_control_sglang_itself_runs_fewer(models: dict[str, Path], preload: Entr
 def test_control_a_state_that_is_lost_is_seen_in_the_answers(
     server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
-    switch = server.log_path.parent / BREAKS
-    flush(server)
-    switch.touch()
-    asked = ask(server.url)
-    switch.unlink()
-    require_broken(server.log_path)
+    with broken_states(server):
+        asked = ask(server.url)
     assert references("gdn").divergences(asked)
 
 

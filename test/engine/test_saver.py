@@ -98,6 +98,7 @@ def served(replay: HostReplay, requests: Any) -> list[int | None]:
     return hits
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_the_next_cache_holds_the_same_bits_and_hits_the_same_tokens(setting: Setting, tmp_path: Path) -> None:
     """In one pool by `lru`: what `best` has learned is not saved, and where all is evicted by worth that shows."""
@@ -208,6 +209,7 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLICE_S", 0.0)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.usefixtures("slices")
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_on_demand_the_same_is_saved_and_the_cache_goes_on_as_if_nobody_had_asked(

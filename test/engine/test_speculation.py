@@ -49,7 +49,7 @@ def launched(family: str, algorithm: str, schedule: str) -> Launch:
 
 FAST = launched("gdn", "NEXTN", OVERLAPPED)
 LAUNCHES = (
-    FAST,
+    pytest.param(FAST, marks=pytest.mark.slow),
     *(
         pytest.param(each, marks=pytest.mark.slow)
         for each in MATRIX

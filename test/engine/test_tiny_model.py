@@ -112,6 +112,7 @@ def test_importing_the_package_imports_no_library_of_an_extra() -> None:
     assert run_python(f"import sys, marconi.demo.tiny_model; print({heavy} & set(sys.modules))") == "set()\n"
 
 
+@pytest.mark.slow
 def test_another_process_with_other_hashes_and_threads_writes_the_same_bytes(
     models: dict[str, Path], tmp_path: Path
 ) -> None:

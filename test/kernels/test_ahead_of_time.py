@@ -52,7 +52,7 @@ def run(folder: Path, *command: str) -> Any:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, marks=() if each == 90 else pytest.mark.slow) for each in MAX_SHARED_BYTES],
+    params=[pytest.param(each, marks=pytest.mark.slow) for each in MAX_SHARED_BYTES],
     ids=lambda capability: f"sm_{capability}",
 )
 def capability(request: pytest.FixtureRequest) -> int:

@@ -13,7 +13,7 @@ from marconi.cli import main
 from marconi.demo.tiny_model import Family, write
 from marconi.replay.trace import read
 
-NUM_REQUESTS = 2000
+NUM_REQUESTS = 400
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_converted_log_replays_as_the_log(
     assert main(["convert", str(log), "--model", str(model), "-o", str(trace)]) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    assert said.out.startswith(f"{trace}: 2,000 requests in ")
+    assert said.out.startswith(f"{trace}: 400 requests in ")
     assert said.out.count("\n") == 1
     found = runs(trace, tmp_path, model)
     assert found == runs(log, tmp_path, model / "config.json") == runs(log, tmp_path, model)

@@ -167,6 +167,7 @@ RULES: dict[str, Callable[[], Eviction]] = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("num_slots", "step_tokens"), [(4, STEP_TOKENS), (7, 6)])
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("rule", RULES)

@@ -153,6 +153,7 @@ def test_its_rates_are_those_of_a_direct_replay() -> None:
         assert shadow.num_hit_tokens(option, trace) == sum(direct.hit_tokens), option
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", ["two pools", "one pool", "a host tier"])
 def test_no_division_exceeds_the_bars_of_its_memory(layout: str) -> None:
     changed: dict[str, dict[str, int]] = {
@@ -168,6 +169,7 @@ def test_no_division_exceeds_the_bars_of_its_memory(layout: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_change_of_one_token_changes_the_rates() -> None:
     """The control: blocks are distinguished by their tokens."""
     requests = served()
@@ -294,6 +296,7 @@ def test_a_host_tier_whose_loads_are_free_saves_at_most_so_much() -> None:
     assert "at most" not in sentence(3000, 0, 0.5, rates, True)
 
 
+@pytest.mark.slow
 def test_a_slow_link_makes_a_host_tier_useless_and_a_fast_one_does_not() -> None:
     learned = [replace(each, overhead_s=0.01, s_per_flop=1e-14) for each in served()]
     rates = {}

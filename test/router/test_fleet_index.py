@@ -144,7 +144,7 @@ def test_a_snapshot_that_is_given_up_leaves_everything_as_it_was(seed: int) -> N
     assert index.num_blocks == num_blocks
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(seeds)
 def test_what_does_not_fit_is_only_missed(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - made-up traffic

@@ -284,6 +284,7 @@ CONSOLES = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("block", CONSOLES, ids=lambda block: block.place)
 def test_a_command_prints_what_the_page_shows(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

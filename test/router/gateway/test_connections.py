@@ -30,7 +30,7 @@ def run(story: Callable[[], Coroutine[Any, Any, None]], loop: str) -> None:
         runner.run(asyncio.wait_for(story(), 60))
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=[pytest.param("asyncio", marks=pytest.mark.slow), "uvloop"])
 def loop(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

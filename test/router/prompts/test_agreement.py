@@ -126,6 +126,7 @@ def hold(
     raise AssertionError(f"{nums} were known here and asked of a worker: too few, or too many")
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("requests", REQUESTS)
 def test_ids_are_the_workers_for_what_clients_send(pairs: Pairs, name: str, requests: str) -> None:
@@ -138,6 +139,7 @@ def test_ids_are_the_workers_for_what_clients_send(pairs: Pairs, name: str, requ
     )
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("requests", REQUESTS)
 def test_ids_are_the_workers_for_what_no_client_should_send(pairs: Pairs, name: str, requests: str) -> None:

@@ -74,6 +74,7 @@ def test_the_routers_process_keeps_torch_out(folder: Path) -> None:
     assert "none-such" in done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_of_torch_is_needed_and_none_is_kept_out(folder: Path) -> None:
     program = (
         "import sys\n"

@@ -158,6 +158,7 @@ def test_where_nobody_is_heard_the_host_chooses(is_told: bool) -> None:
     run(story())
 
 
+@pytest.mark.slow
 def test_a_replica_that_falls_silent_is_known_to_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENT_S", 6.0)
 
