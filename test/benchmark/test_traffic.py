@@ -344,7 +344,7 @@ def test_bad_input_is_one_line_and_status_2(
 @pytest.mark.parametrize("memory", servers.Memory, ids=str)
 def test_the_rig_takes_every_shape_through_both_caches(memory: Any, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    asked = ["stock-no-buffer", "stock", "stock-write-back", "marconi", "marconi-one-pool"]
+    asked = ["stock", "marconi", "marconi-one-pool"]
     arguments = ["--rig", "--small", "--memory", str(memory), "--server", *asked, "--json", str(path)]
     assert command.main([*arguments, "--check"]) == 0, "none is behind"
     counts = {each["shape"]: figures.Row.from_json(each).counts for each in json.loads(path.read_text())["rows"]}

@@ -109,16 +109,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what a module's `is_asked(launch, scenario)` leaves out: pairs as parameters start servers twice."""
+    """Leave out what a module's `is_asked(launch, name, scenario)` leaves out, where a test has a server."""
     items[:] = [item for item in items if _is_asked(item)]
 
 
 def _is_asked(item: pytest.Item) -> bool:
     is_asked = getattr(getattr(item, "module", None), "is_asked", None)
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    if is_asked is None or "scenario" not in params:
+    if is_asked is None or "server" not in params:
         return True
-    return bool(is_asked(params.get("server") or params["launch"], params["scenario"]))
+    return bool(is_asked(params["server"], item.originalname, params.get("scenario")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

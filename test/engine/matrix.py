@@ -54,6 +54,10 @@ class Choice(NamedTuple):
         """What it has together, each `factor=value`."""
         return frozenset(combinations((f"{name}={value}" for name, value in self._asdict().items()), 2))
 
+    def asks_every_second(self, index: int) -> bool:
+        """Whether a launch of the matrix has the question with this number: half of them, of each factor's values."""
+        return ([each.choice for each in MATRIX].index(self) + index) % 2 == 0
+
     @property
     def is_prefill(self) -> bool:
         """Whether a prefill server and a decode server answer as one."""
@@ -132,8 +136,8 @@ MATRIX: Final = tuple(
         "gdn    no_buffer         NEXTN in-turn one-pool  dp  1  whole",
         "gdn    no_buffer         none  in-turn two-pools 1   1  whole",
         "mamba2 extra_buffer_lazy none  overlap one-pool  tp  16 whole",
-        "mamba2 extra_buffer      none  in-turn host      tp  16 prefill",
         "gdn    extra_buffer_lazy TREE  overlap host      tp  1  whole",
+        "mamba2 extra_buffer      none  in-turn host      tp  16 prefill",
         "mamba2 extra_buffer_lazy NEXTN overlap host      1   16 whole",
         "mamba2 no_buffer         NGRAM in-turn host      tp  1  whole",
         "gdn    extra_buffer_lazy none  overlap two-pools dp  16 whole",

@@ -48,8 +48,8 @@ OTHER_WORDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", Platform)
 def test_random_command_lines_have_a_servers_verdict(platform: Platform, tmp_path: Path) -> None:
-    served = compare([*EDGES, *launches(seed=1, num=200)], platform, tmp_path)
-    assert 40 < served < 160, "both verdicts are among them"
+    served = compare([*EDGES, *launches(seed=1, num=80)], platform, tmp_path)
+    assert 16 < served < 70, "both verdicts are among them"
 
 
 @pytest.mark.slow

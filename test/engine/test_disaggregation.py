@@ -39,7 +39,7 @@ def test_a_second_turn_is_hit_where_the_first_ones_prompt_ended(
     httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     page = int(launch.choice.page) if launch.choice else 1
     exchanges = []
-    for length in range(30, 46):
+    for length in (30, 31, 32, 33, 41, 47, 48, 49):
         prompt = random_tokens(30_000 + length, length)
         answer = generate(server.url, prompt, max_new_tokens=5)
         second = [*prompt, *answer.token_ids, *random_tokens(31_000 + length, 7)]

@@ -42,7 +42,7 @@ def hears_no_removal(event: Event) -> bool:
     return not isinstance(event, KvRemoved | StateRemoved)
 
 
-@pytest.fixture(scope="module", params=[1, 16])
+@pytest.fixture(scope="module", params=[16])
 def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
     page = ("--page-size", str(request.param), "--chunked-prefill-size", "256")
     events = ("--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}")

@@ -97,7 +97,7 @@ SERVERS = (
 
 
 def planted() -> dict[Choice, list[tuple[str, str]]]:
-    """Hooks of each server and when they raise: each in both ways, on one rank and on two, in each memory.
+    """Hooks of each server and when they raise: each in both ways, once on one rank, on two, and in each memory.
 
     Ranks with a cache each are alone, and slow: whichever has nothing to do takes part in every step of the other.
     """
@@ -106,9 +106,10 @@ def planted() -> dict[Choice, list[tuple[str, str]]]:
     whole = [each.choice for each in SERVERS if each.choice and not each.choice.is_prefill]
     for choice in (each for each in whole if each.ranks != DATA_PARALLEL and each.page == "1"):
         for fault in faults_of(choice):
-            for when in BOTH:
-                ranks = "ranked" if choice.ranks != "1" else "alone"
-                claims = {(fault, f"{when} {ranks}"), (fault, choice.memory)}
+            ranks = "ranked" if choice.ranks != "1" else "alone"
+            # The way that it has not raised in yet goes first.
+            for when in sorted(BOTH, key=lambda when: (fault, when) in met):
+                claims = {(fault, when), (fault, ranks), (fault, choice.memory)}
                 if not claims <= met:
                     met |= claims
                     chosen.setdefault(choice, []).append((fault, when))

@@ -42,7 +42,6 @@ LAUNCHES = tuple(
         RETRACTING_SERVER,
     )
     for strategy, ranks, args, env in (
-        (EXTRA_BUFFER, "", (), ()),
         (EXTRA_BUFFER, "-two-ranks", TWO_RANKS, CONSENSUS),
         (NO_BUFFER, "", (), ()),
     )

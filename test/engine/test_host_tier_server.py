@@ -40,6 +40,16 @@ SCENARIOS_TWICE = [
 ]
 
 
+def is_asked(launch: Launch, name: str, scenario: Scenario | None) -> bool:
+    """Each scenario on every second server; what is loaded is counted by tokens, on one rank."""
+    choice = launch.choice
+    if choice is None:
+        return True
+    if scenario is not None:
+        return choice.asks_every_second(SCENARIOS_TWICE.index(scenario))
+    return "orchestrator_prefetches" not in name or (choice.ranks, choice.page) == ("1", "1")
+
+
 def conversations(url: str, seed: int = 40_000, num: int = NUM_CONVERSATIONS) -> list[Exchange]:
     """Conversations that take three times the device's memory, the second turns after all of the first."""
     first = [one(url, random_tokens(seed + index, 1_000)) for index in range(num)]
@@ -79,8 +89,6 @@ def test_a_prompt_that_an_orchestrator_prefetches_starts_from_the_device(
     launch: Launch, server: Any, references: Callable[[str], Reference]
 ) -> None:
     """Between the hint and the prompt the state has come back; without the hint the prompt itself loads it."""
-    if launch.choice is None or (launch.choice.ranks, launch.choice.page) != ("1", "1"):
-        pytest.skip("what is loaded is counted by tokens, on one rank")
     first = conversations(server.url, seed=70_000)[:2]
     turns = [[*each.prompt, *each.completion.token_ids, *random_tokens(70_500, 40)] for each in first]
 

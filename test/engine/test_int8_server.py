@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from marconi.demo.server_process import ServerProcess
+from marconi.process import LAUNCH
 
-from .conftest import server_args
+from .conftest import EntryPoint, server_args
 from .reference import MAX_LOGPROB_DIFFERENCE, Reference, difference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange
 
@@ -26,27 +27,26 @@ MAX_ROUNDING = 0.5
 """Of a log-probability up to the first token that differs; a state that is lost makes more than 1 in most answers."""
 
 
-@pytest.mark.parametrize(("family", "strategy"), [("gdn", EXTRA_BUFFER), ("mamba2", NO_BUFFER)])
 def test_without_its_rounding_every_answer_is_exact(
-    family: str, strategy: str, models: dict[str, Path], references: Callable[[str], Reference], tmp_path: Path
+    preload: EntryPoint, models: dict[str, Path], references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
-    args = [*server_args(strategy), INT8]
-    with ServerProcess(models[family], args, log_path=tmp_path / "log", entry_point=LOSSLESS_SERVER) as server:
+    args, entry_point = [*server_args(NO_BUFFER), INT8], preload(LOSSLESS_SERVER)
+    with ServerProcess(models["mamba2"], args, log_path=tmp_path / "log", entry_point=entry_point) as server:
         for scenario in ASKED:
-            references(family).require_same(scenario, server.url, strategy)
+            references("mamba2").require_same(scenario, server.url, NO_BUFFER)
 
 
-@pytest.mark.parametrize("family", ["gdn", "mamba2"])
 def test_only_answers_that_resume_from_a_checkpoint_are_rounded(
-    family: str, models: dict[str, Path], references: Callable[[str], Reference], tmp_path: Path
+    preload: EntryPoint, models: dict[str, Path], references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
-    reference = references(family)
+    reference = references("gdn")
 
     def off_by(exchange: Exchange) -> float:
         got = exchange.completion
         return difference(got, reference.answer(exchange.prompt, len(got.token_ids)))
 
-    with ServerProcess(models[family], [*server_args(EXTRA_BUFFER), INT8], log_path=tmp_path / "log") as server:
+    args, entry_point = [*server_args(EXTRA_BUFFER), INT8], preload(LAUNCH)
+    with ServerProcess(models["gdn"], args, log_path=tmp_path / "log", entry_point=entry_point) as server:
         exchanges = [exchange for scenario in ASKED for exchange in scenario.ask(server.url)]
         (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     anew = [off_by(each) for each in exchanges if not each.completion.num_cached_tokens]

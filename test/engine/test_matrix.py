@@ -31,14 +31,35 @@ BROKEN = ("extension", "branch-at-400")
 """Scenarios whose prompts are the same whatever was answered."""
 
 
-def is_asked(launch: Launch, scenario: Scenario) -> bool:
+def is_asked(launch: Launch, name: str, scenario: Scenario | None) -> bool:
+    """Each scenario on every second server."""
     choice = launch.choice
-    assert choice is not None
+    if scenario is None or choice is None:
+        return True
     left_out = set()
     left_out |= OF_PREFILLS if choice.drafts != NONE else set()
     left_out |= TO_THE_TOKEN if choice.page != "1" else set()
     left_out |= OF_THE_DEVICE if choice.memory == HOST_TIER else set()
-    return scenario.name not in left_out
+    return scenario.name not in left_out and choice.asks_every_second(SCENARIOS.index(scenario))
+
+
+def test_every_scenario_meets_every_value_of_every_factor_but_those_that_leave_it_out() -> None:
+    asked = {
+        scenario.name: {
+            f"{name}={value}"
+            for launch in MATRIX
+            if launch.choice and is_asked(launch, "", scenario)
+            for name, value in launch.choice._asdict().items()
+        }
+        for scenario in SCENARIOS
+        if not scenario.is_long
+    }
+    every = {f"{name}={value}" for name, values in FLAGS.items() for value in values}
+    unmet = {name: every - met for name, met in asked.items() if every - met}
+    drafting = {f"drafts={value}" for value in FLAGS["drafts"]} - {f"drafts={NONE}"}
+    for name in OF_PREFILLS:
+        assert drafting <= unmet[name]
+    assert {name: left for name, left in unmet.items() if name not in OF_PREFILLS | TO_THE_TOKEN | OF_THE_DEVICE} == {}
 
 
 def test_every_pair_is_in_a_launch_but_those_that_no_server_has() -> None:

@@ -31,7 +31,6 @@ Start = Callable[..., ServerProcess]
 ENTRY_POINT = (str(Path(__file__).with_name("mixed_step_server.py")),)
 NUM_REQUESTS = 16
 SETTINGS = {
-    "gdn": ("gdn", EXTRA_BUFFER, "1"),
     "mamba2": ("mamba2", NO_BUFFER, "1"),
     "gdn-page-64": ("gdn", EXTRA_BUFFER, "64"),
 }
@@ -114,7 +113,7 @@ def test_a_prefill_that_decoding_requests_ride_with_keeps_its_states(name: str, 
 
 
 def test_negative_control_states_of_a_token_earlier_turn_the_answers_wrong(start: Start) -> None:
-    with start("gdn", **{SHIFTED: "1"}) as running:
+    with start("gdn-page-64", **{SHIFTED: "1"}) as running:
         wrong, _ = wrong_answers(running.url)
         require_broken(running.log_path)
     assert wrong

@@ -9,7 +9,7 @@ from marconi import cli
 from marconi.demo.server_process import ServerProcess
 
 from .conftest import STRATEGY_ARGS, Launch
-from .scenarios import EXTRA_BUFFER, NO_BUFFER
+from .scenarios import NO_BUFFER
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ LAUNCHES = tuple(
         ("--radix-cache-backend", "marconi", *SHORT, *STRATEGY_ARGS[strategy], "--chunked-prefill-size", "256"),
         strategy,
     )
-    for family, strategy in (("gdn", EXTRA_BUFFER), ("mamba2", NO_BUFFER))
+    for family, strategy in (("mamba2", NO_BUFFER),)
 )
 
 

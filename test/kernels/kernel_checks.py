@@ -1,6 +1,8 @@
 """What the tests of all checkpoint kernels share: batches, poisoned pools, and how far a kernel may be off."""
 
 from collections.abc import Sequence
+from itertools import combinations, product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,20 @@ DTYPES = (torch.float32, torch.float16) if IS_INTERPRETED else (torch.float32, t
 MAX_ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Of the largest value compared, by the narrowest dtype of inputs and pool: a sum of a chunk's terms in float32 with
 float32 inputs; twice the rounding of the narrower dtypes, which hold the terms or the state."""
+
+
+def pairwise(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Rows with every pair of two factors' values, each of them the one with most new pairs (Cohen et al., 1997)."""
+
+    def pairs(row: Sequence[int]) -> set[Any]:
+        return set(combinations(enumerate(row), 2))
+
+    every = [*product(*(range(len(factor)) for factor in factors))]
+    missing, rows = set[Any]().union(*map(pairs, every)), []
+    while missing:
+        rows.append(max(every, key=lambda row: len(missing & pairs(row))))
+        missing -= pairs(rows[-1])
+    return [tuple(factor[index] for factor, index in zip(factors, row, strict=True)) for row in rows]
 
 
 def checkpoints(where: Sequence[tuple[int, int]], num_slots: int, device: torch.device) -> Checkpoints:

@@ -8,7 +8,7 @@ from sgl_kernel_ext.checkpoints import Checkpoints, Spans, spans_after_chunks, s
 from sgl_kernel_ext.gated_delta_rule import kernel, prefill, reference
 
 from .batch import cu_seqlens, generator
-from .kernel_checks import DTYPES, EVERYWHERE, LENGTHS, assert_states, checkpoints, narrowest, poisoned_pool
+from .kernel_checks import DTYPES, EVERYWHERE, LENGTHS, assert_states, checkpoints, narrowest, pairwise, poisoned_pool
 
 SHAPES = ((1, 1, 16, 16), (2, 4, 12, 20), (2, 2, 64, 128), (1, 3, 80, 72))
 """Key heads, value heads, key_dim, value_dim: grouped, wider than a block, and no power of two."""
@@ -36,9 +36,7 @@ def spans_of(where: Checkpoints, device: torch.device) -> Spans:
     return spans_per_sequence(where, LENGTHS, 64, device)
 
 
-@pytest.mark.parametrize("pool_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype", "pool_dtype"), pairwise(SHAPES, DTYPES, DTYPES))
 def test_states_at_every_kind_of_position(
     shape: tuple[int, ...], dtype: torch.dtype, pool_dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -134,9 +132,7 @@ def advance_both(
     return expected, actual
 
 
-@pytest.mark.parametrize("pool_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", WALKED)
+@pytest.mark.parametrize(("shape", "dtype", "pool_dtype"), pairwise(WALKED, DTYPES, DTYPES))
 def test_states_advanced_to_every_kind_of_position(
     shape: tuple[int, ...], dtype: torch.dtype, pool_dtype: torch.dtype, device: torch.device
 ) -> None:

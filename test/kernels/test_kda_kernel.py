@@ -14,7 +14,17 @@ from sgl_kernel_ext.kda import kernel, prefill, reference
 
 from .batch import cu_seqlens, generator
 from .conftest import IS_INTERPRETED
-from .kernel_checks import DTYPES, EVERYWHERE, LENGTHS, MAX_ERROR, assert_states, checkpoints, narrowest, poisoned_pool
+from .kernel_checks import (
+    DTYPES,
+    EVERYWHERE,
+    LENGTHS,
+    MAX_ERROR,
+    assert_states,
+    checkpoints,
+    narrowest,
+    pairwise,
+    poisoned_pool,
+)
 
 SHAPES = ((1, 1, 16, 16), (2, 4, 12, 20), (2, 2, 64, 128), (1, 3, 80, 72))
 """Key heads, value heads, key_dim, value_dim: grouped, wider than a block, and no power of two."""
@@ -54,9 +64,7 @@ def pools(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     return expected, actual
 
 
-@pytest.mark.parametrize("pool_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype", "pool_dtype"), pairwise(SHAPES, DTYPES, DTYPES))
 def test_states_at_every_kind_of_position(
     shape: tuple[int, ...], dtype: torch.dtype, pool_dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -11,7 +11,7 @@ from sgl_kernel_ext.mamba2 import kernel, prefill, reference
 from sgl_kernel_ext.state_pool import StateSlots
 
 from .batch import cu_seqlens, generator
-from .kernel_checks import DTYPES, EVERYWHERE, LENGTHS, assert_states, checkpoints, narrowest, poisoned_pool
+from .kernel_checks import DTYPES, EVERYWHERE, LENGTHS, assert_states, checkpoints, narrowest, pairwise, poisoned_pool
 
 SHAPES = ((1, 1, 16, 16), (2, 4, 20, 12), (2, 2, 64, 128), (1, 3, 72, 20))
 """Groups, heads, head_dim, state_dim: grouped, wider than a block, and no power of two."""
@@ -95,10 +95,7 @@ def assert_kernel_is_reference(given: Operands, shape: tuple[int, ...], pool_dty
     assert_states(actual, expected, spans.slots, narrowest(given.x.dtype, pool_dtype))
 
 
-@pytest.mark.parametrize("pool_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "chunk_size", "dtype", "pool_dtype"), pairwise(SHAPES, CHUNK_SIZES, DTYPES, DTYPES))
 def test_states_at_every_kind_of_position(
     shape: tuple[int, ...], chunk_size: int, dtype: torch.dtype, pool_dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -9,12 +9,13 @@ from sgl_kernel_ext.short_conv import kernel, reference
 from sgl_kernel_ext.state_pool import StateSlots
 
 from .batch import generator
-from .kernel_checks import DTYPES, EVERYWHERE, LENGTHS, checkpoints, poisoned_pool
+from .kernel_checks import DTYPES, EVERYWHERE, LENGTHS, checkpoints, pairwise, poisoned_pool
 
 WHERE = (*EVERYWHERE, (0, 0), (0, 2), (1, 1), (1, 3), (2, 0))
 """Windows that begin before their sequence among them."""
 NUM_CHANNELS = (13, 600)
 """Less than a block; several, the last of them short."""
+COMBINED = pairwise(NUM_CHANNELS, (2, 4, 5), DTYPES, DTYPES)
 NUM_SLOTS = 24
 NUM_FOR_SEQUENCES = 5
 """The first slots are the sequences' own, the others are for checkpoints."""
@@ -61,10 +62,9 @@ def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
     assert torch.equal(*(each.view(torch.uint8) for each in whole))
 
 
-@pytest.mark.parametrize("pool_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [2, 4, 5])
-@pytest.mark.parametrize("num_channels", NUM_CHANNELS)
+@pytest.mark.parametrize(
+    ("num_channels", "width", "dtype", "pool_dtype"), pairwise(NUM_CHANNELS, [2, 4, 5], DTYPES, DTYPES)
+)
 def test_windows_at_every_kind_of_position(
     num_channels: int, width: int, dtype: torch.dtype, pool_dtype: torch.dtype, device: torch.device
 ) -> None:

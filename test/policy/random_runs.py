@@ -268,7 +268,7 @@ class Extent(NamedTuple):
 
 extents = pytest.mark.parametrize(
     "extent",
-    [Extent(3, 4), pytest.param(Extent(25, 1, tuple(Phase)), marks=pytest.mark.slow)],
+    [Extent(3, 4), pytest.param(Extent(12, 1, tuple(Phase)), marks=pytest.mark.slow)],
     ids=["quick", "thorough"],
 )
 """The two extents that a comparison is made in."""
