@@ -38,7 +38,7 @@ SHARING = {
     )
 }
 """Files whose tests share servers."""
-MATRIX_SERVER = re.compile(r"\[(?:gdn|mamba2)-[\w-]+-(?:whole|prefill)\b")
+MATRIX_SERVER = re.compile(r"\[(?:gdn|mamba2)-[\w-]+-(?:1|16)-(?:whole|prefill)\b")
 """The name of a server of the matrix (`engine/matrix.py`), which tests of several files share. One runs at a time: with
 two ranks and two roles it takes up to eight processes of a gigabyte."""
 CHROMIUM = Path("/usr/bin/chromium")

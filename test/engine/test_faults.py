@@ -319,8 +319,8 @@ def test_control_slots_of_a_request_that_had_begun_would_be_lost(monkeypatch: py
 
 def test_ranks_stop_planning_at_the_same_step() -> None:
     host = soak_pools(EXTRA, 1)
-    ranks = Ranks(2, host, PolicyChoice("best"), COSTS, SoakPlan(NUM_REQUESTS, seed=1, drain_every_requests=50))
-    while ranks.ranks[0].soak.num_submitted < NUM_REQUESTS // 3:
+    ranks = Ranks(2, host, PolicyChoice("best"), COSTS, SoakPlan(90, seed=1, drain_every_requests=50))
+    while ranks.ranks[0].soak.num_submitted < 30:
         ranks.advance()
     first, other = ranks.caches
     first.first_rank.faults.catch("prefill.hook", KeyError())

@@ -31,11 +31,16 @@ def _one_thread(sglang_configuration: None) -> None:
 
 
 def soak(
-    strategy: Strategy = EXTRA, page_tokens: int = 1, host_ratio: float = 3.0, num_requests: int = NUM_REQUESTS
+    strategy: Strategy = EXTRA,
+    page_tokens: int = 1,
+    host_ratio: float = 3.0,
+    num_requests: int = NUM_REQUESTS,
+    check_every_steps: int = 1,
 ) -> Soak:
     host, clock = soak_pools(strategy, page_tokens, host_ratio=host_ratio), TraceClock()
     cache = marconi(host, PolicyChoice("best"), COSTS, clock)
-    return Soak(cache, host, SoakPlan(num_requests, 5, check_every_steps=1, drain_every_requests=100), clock)
+    plan = SoakPlan(num_requests, 5, check_every_steps=check_every_steps, drain_every_requests=100)
+    return Soak(cache, host, plan, clock)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,7 @@ def soak(
 )
 @pytest.mark.one_in(5)
 def test_nothing_is_lost_in_either_tier(strategy: Strategy, page_tokens: int, host_ratio: float) -> None:
-    run = soak(strategy, page_tokens, host_ratio)
+    run = soak(strategy, page_tokens, host_ratio, check_every_steps=4)
     run.run()
     outcomes = run.scheduler.outcomes
     assert outcomes.total() - outcomes[Outcome.RETRACTED] == NUM_REQUESTS
@@ -75,7 +80,7 @@ def counts(status: Status) -> dict[str, Any]:
 
 
 def test_a_flush_restarts_no_count() -> None:
-    run = soak(host_ratio=1.1)
+    run = soak(host_ratio=1.1, check_every_steps=50)
     cache, flushes = run.scheduler.cache, []
     reset = cache.reset
 
@@ -125,7 +130,7 @@ def test_a_flush_waits_for_the_copies_that_are_under_way() -> None:
 
 def test_what_is_under_way_arrives_before_a_scheduler_flushes() -> None:
     """A paused one never looks, and flushes nothing while anything is under way."""
-    run = soak()
+    run = soak(check_every_steps=50)
     cache = run.scheduler.cache
     while not run.is_done and not cache.ongoing_write_through:
         run.advance()

@@ -35,9 +35,9 @@ def _one_thread(sglang_configuration: None) -> None:
 class Prefetching(Soak):
     """Every request asks for two prompts that came in its name space, its own among them."""
 
-    def __init__(self, strategy: Strategy, page_tokens: int) -> None:
+    def __init__(self, strategy: Strategy, page_tokens: int, num_requests: int = NUM_REQUESTS) -> None:
         host, clock = soak_pools(strategy, page_tokens, host_ratio=3.0), TraceClock()
-        plan = SoakPlan(NUM_REQUESTS, 5, check_every_steps=1, drain_every_requests=100)
+        plan = SoakPlan(num_requests, 5, drain_every_requests=100)
         super().__init__(marconi(host, PolicyChoice("best"), COSTS, clock), host, plan, clock)
         self.reqs: list[Any] = []
         self._submit: Callable[..., Any] = self.scheduler.submit
@@ -81,7 +81,7 @@ class AskedForWaiting(Prefetching):
     """
 
     def __init__(self) -> None:
-        super().__init__(Strategy.EXTRA_BUFFER, 1)
+        super().__init__(Strategy.EXTRA_BUFFER, 1, num_requests=120)
         copies = vars(self.scheduler)["_copies"]
         advance = copies.advance
 
