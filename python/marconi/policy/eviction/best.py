@@ -311,7 +311,7 @@ class AgeingClasses:
     def _place(self, rows: list[_Class], now_s: float) -> None:
         for found in rows:
             self._pieces[found.row] = self._piece(found, now_s)
-        self._until_s = min((found.until_s for found in self._rows), default=math.inf)
+        self._until_s = min([found.until_s for found in self._rows], default=math.inf)
 
     def _piece(self, found: _Class, now_s: float) -> _Piece:
         """The piece of a class's oldest, which has one; says when it ends."""
