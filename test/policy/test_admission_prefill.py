@@ -37,6 +37,12 @@ def test_where_slots_may_be_spare_each_step_is_divided_in_three() -> None:
     assert prefill_plan(Judicious(), lease_of(RadixTree(), ids[:31]), 1, 30, wishes).depths == [30], "no step"
 
 
+def test_of_the_positions_where_waiting_prompts_part_the_two_deepest_are_planned_and_need_no_role() -> None:
+    wishes = Wishes(shared=(80, 60, 40))
+    plan = prefill_plan(Judicious(), lease_of(RadixTree(), list(range(100))), 1, 1000, wishes)
+    assert plan == PrefillPlan([60, 80, 99], {99: Role.END})
+
+
 def test_a_prompt_no_longer_than_a_step_leaves_no_steps() -> None:
     assert plan_of(RadixTree(), list(range(31)), 30).depths == [30]
     assert plan_of(RadixTree(), list(range(32)), 30).depths == [1, 31]
