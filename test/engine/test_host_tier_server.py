@@ -21,7 +21,7 @@ from .breaking import num_broken, require_broken
 from .client import random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
 from .disaggregated import disaggregated
-from .matrix import HOST, HOST_TIER, MATRIX, NEXTN, SERVER, TIGHT_KV_TOKENS
+from .matrix import DATA_PARALLEL, HOST, HOST_TIER, MATRIX, NEXTN, SERVER, TIGHT_KV_TOKENS
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, SCENARIOS, Exchange, Scenario, one
 from .scrapes import ON_THE_HOST, all_unanswered, scraped
@@ -41,13 +41,15 @@ SCENARIOS_TWICE = [
 
 
 def is_asked(launch: Launch, name: str, scenario: Scenario | None) -> bool:
-    """Each scenario on every second server; what is loaded is counted by tokens, on one rank."""
+    """Each scenario on every second server; long ones not on two caches, and loads by tokens on one rank alone."""
     choice = launch.choice
     if choice is None:
         return True
     if scenario is not None:
         return choice.asks_every_second(SCENARIOS_TWICE.index(scenario))
-    return "orchestrator_prefetches" not in name or (choice.ranks, choice.page) == ("1", "1")
+    if "orchestrator_prefetches" in name:
+        return (choice.ranks, choice.page) == ("1", "1")
+    return choice.ranks != DATA_PARALLEL
 
 
 def conversations(url: str, seed: int = 40_000, num: int = NUM_CONVERSATIONS) -> list[Exchange]:

@@ -120,15 +120,15 @@ def stopped(url: str, prompt: Sequence[int], **sampling: object) -> tuple[int, .
 
 
 def lost_after_a_stop(url: str, reference: Reference, seed: int, stop: Callable[[int], dict[str, object]]) -> list[int]:
-    """Tokens of each of six chats that a second turn computes anew, which end by `stop` ever later."""
+    """Tokens of each of 12 chats that a second turn computes anew, which end by `stop` ever later."""
     httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     lost, exchanges = [], []
-    prompts = [random_tokens(seed + index, 35 + index) for index in range(6)]
+    prompts = [random_tokens(seed + index, 35 + index) for index in range(12)]
     wholes = reference.answers([(tuple(prompt), 40) for prompt in prompts])
     for index, (prompt, completion) in enumerate(zip(prompts, wholes, strict=True)):
         whole = completion.token_ids
         # The first time that the answer says it.
-        token = next(each for each in whole[3 + 4 * index :] if whole.index(each) >= 3 + 4 * index)
+        token = next(each for each in whole[3 + 2 * index :] if whole.index(each) >= 3 + 2 * index)
         expected = whole[: whole.index(token) + 1]
         answer = stopped(url, prompt, **stop(token))
         assert answer == expected
