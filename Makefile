@@ -39,10 +39,10 @@ $(STAMP): pyproject.toml requirements.lock sgl-kernel-ext/pyproject.toml | $(UV)
 demo: setup  ## serve a small hybrid model with and without Marconi and compare (ARGS="--json FILE", MODEL=...)
 	$(BIN)/marconi demo $(if $(MODEL),--model-path $(MODEL)) $(ARGS)
 
-test: setup  ## the tests of every change, exactness among them, some 13 minutes on 2 cores (ARGS="-k ...")
+test: setup  ## the tests of every change, exactness among them, some 7 minutes on 2 cores (ARGS="-k ...")
 	$(BIN)/python -m pytest -n 2 -m "not slow" --junitxml=.durations/quick.xml $(ARGS)
 
-test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (about an hour)
+test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (some 40 minutes)
 	$(BIN)/python -m pytest -n 2 -m slow --junitxml=.durations/slow.xml $(ARGS)
 
 slowest: setup  ## the folders, files and tests that took longest in the last `make test` and `make test-all`
