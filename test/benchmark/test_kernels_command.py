@@ -97,6 +97,7 @@ def test_no_figure_while_a_test_is_red(
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_tests_are_run_in_a_process_of_their_own_and_the_red_ones_are_named(tmp_path: Path) -> None:
     (tmp_path / "test_red.py").write_text("def test_no():\n    assert 0, 'a reason'\ndef test_yes():\n    pass\n")
     (tmp_path / "test_interpreter.py").write_text("def test_left_out():\n    assert 0\n")

@@ -10,8 +10,6 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from sglang.srt.models.registry import ModelRegistry
-
 from marconi.engine.check.model import Model
 from marconi.engine.prefill.verified import VERIFIED_BACKENDS, are_captured_in_segments
 from marconi.model import catalog, load
@@ -28,6 +26,8 @@ LAYERS: Final = {
 
 def served_as(model: Model, architecture: str) -> str:
     """Where a server keeps states of a model, in words."""
+    from sglang.srt.models.registry import ModelRegistry  # imports every model
+
     if architecture not in ModelRegistry.get_supported_archs():
         return "not in SGLang 0.5.23"
     if not model.is_hybrid:

@@ -153,6 +153,7 @@ def test_no_step_repeats_another_ones_tests(cuda_check: Any) -> None:
     assert sum(map(cuda_check.limit_s, cuda_check.PARTS.values())) <= cuda_check.BUDGET_S
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_speed_part_take_their_arguments(cuda_check: Any) -> None:
     checkpoints, host_time = cuda_check.PARTS["speed"]
     for step in (checkpoints, host_time):

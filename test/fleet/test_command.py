@@ -34,6 +34,7 @@ def test_the_same_input_and_seed_give_the_same_bytes_in_any_number_of_processes(
         assert 1 <= run["computed_imbalance"] <= run["replicas"]
 
 
+@pytest.mark.slow
 def test_a_thousand_workers_serve_a_small_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main((*SMALL[:-1], "500GB", "--replicas", "1000", "--router", "state-aware", "--jobs", "1")) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "state-aware" in line]

@@ -140,6 +140,7 @@ def test_a_drawn_workload_is_replayed_in_blocks_where_asked_for(
     assert "final_cache_blocks" in capsys.readouterr().out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["serial", "queueing"])
 def test_the_same_input_and_seed_give_the_same_bytes(
     mode: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -91,6 +91,7 @@ def start() -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
             child.kill()
 
 
+@pytest.mark.slow
 def test_over_a_pipe_it_names_the_better_division_and_ends_with_its_stdin(
     start: Callable[[], "subprocess.Popen[bytes]"],
 ) -> None:

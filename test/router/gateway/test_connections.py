@@ -107,6 +107,7 @@ def test_a_connection_whose_headers_trickle_is_closed(loop: str, before: bytes) 
     run(story, loop)
 
 
+@pytest.mark.slow
 def test_connections_whose_headers_do_not_go_on_leave_room_for_others(loop: str) -> None:
     async def story() -> None:
         async with (
@@ -193,6 +194,7 @@ def test_where_all_connections_are_taken_an_operator_still_gets_through(
     ]
 
 
+@pytest.mark.slow
 def test_connections_beyond_the_reserve_are_refused_unread_and_nobody_holds_it_for_long(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,6 +247,7 @@ def test_a_template_of_a_flag_is_the_workers(made: dict[str, Path], tmp_path: Pa
     assert agree(without_flag, *BODIES[Kind.CHATS]) == (False, True)
 
 
+@pytest.mark.slow
 def test_default_variables_of_a_flag_are_the_workers(made: dict[str, Path], sglang_configuration: None) -> None:
     from .worker import publish
 
