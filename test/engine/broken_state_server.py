@@ -16,7 +16,7 @@ from sglang.srt.mem_cache import unified_draft_pool, unified_memory_pool  # noqa
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-SWITCH = os.environ.get("MARCONI_BREAK_STATES")
+SWITCH = os.environ.get(breaking.SWITCH)
 
 
 def lose_copied_state(_result: None, pool: Any, _src: Any, dst: Any) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from marconi.engine.prefill.verified import are_captured_in_segments
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 Findings = dict[str, dict[str, Any]]
@@ -57,7 +59,6 @@ def waits_of(finding: dict[str, Any], owner: str) -> list[tuple[str, str]]:
     return [(kind, line) for kind, whose, line in finding["waits"] if whose == owner]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", PREFILLS)
 def test_every_layer_writes_every_planned_state(findings: Findings, case: str) -> None:
     assert not findings[case]["error"]
@@ -65,7 +66,6 @@ def test_every_layer_writes_every_planned_state(findings: Findings, case: str) -
     assert set(findings[case]["num_written"]) == {findings[case]["num_layers"]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [*PREFILLS, "verify steps", "a state of a verify step"])
 def test_our_part_of_a_step_waits_for_no_card(findings: Findings, case: str) -> None:
     assert not findings[case]["error"]
@@ -77,18 +77,15 @@ def num_copies(finding: dict[str, Any]) -> int:
     return len([line for owner, line in finding["copies"] if owner == "ours"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", PREFILLS)
 def test_all_that_a_prefill_sends_to_the_card_is_one_copy(findings: Findings, case: str) -> None:
     assert num_copies(findings[case]) == 1
 
 
-@pytest.mark.slow
 def test_verify_steps_send_whose_turn_it_is_and_once_a_batch_what_ends_its_requests(findings: Findings) -> None:
     assert num_copies(findings["verify steps"]) == 3 + 1
 
 
-@pytest.mark.slow
 def test_a_second_copy_to_the_card_is_seen(findings: Findings) -> None:
     """Negative control: working slots, vectors of three passes, or what ends requests, that are copied one by one."""
     assert num_copies(findings["planted: pageable memory"]) == 2
@@ -96,7 +93,6 @@ def test_a_second_copy_to_the_card_is_seen(findings: Findings) -> None:
     assert num_copies(findings["planted: copies of stops"]) == 3 + 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", IN_ONE_PIECE)
 def test_a_prefill_whose_kernels_leave_enough_is_not_cut(findings: Findings, case: str) -> None:
     assert findings[case]["way"] == "FromChunks"
@@ -104,13 +100,11 @@ def test_a_prefill_whose_kernels_leave_enough_is_not_cut(findings: Findings, cas
     assert ours
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CUT)
 def test_a_prefill_whose_kernels_leave_nothing_is_cut(findings: Findings, case: str) -> None:
     assert findings[case]["way"] == "Passes"
 
 
-@pytest.mark.slow
 def test_a_verify_step_runs_no_more_operations_than_it_did(findings: Findings) -> None:
     """The first step of a batch copies besides what ends its requests, and makes conditions of numbers."""
     finding = findings["verify steps"]
@@ -127,7 +121,6 @@ def test_a_verify_step_runs_no_more_operations_than_it_did(findings: Findings) -
     assert committed[3:] == ["_fused_mamba_state_scatter_with_mask_kernel", "_fused_conv_window_scatter_multi_kernel"]
 
 
-@pytest.mark.slow
 def test_a_commit_that_tracks_nodes_without_slots_is_seen(findings: Findings) -> None:
     """Negative control: a server whose requests' drafts were accepted ended with this error on a card."""
     assert "is_contiguous" in findings["planted: tracked nodes without slots"]["error"]
@@ -144,7 +137,6 @@ def faulty(findings: Findings, when: str) -> dict[str, dict[str, Any]]:
     return {where: findings[f"fault: {where} {when}"] for _, where, each in names if each == when}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_layer_returns_what_sglangs_own_does_where_a_hook_around_its_kernel_raises(
     findings: Findings, when: str
@@ -164,7 +156,6 @@ def test_a_layer_returns_what_sglangs_own_does_where_a_hook_around_its_kernel_ra
         assert facts["num"] == num, where
 
 
-@pytest.mark.slow
 def test_states_that_a_fault_kept_from_being_written_count_as_unwritten(findings: Findings) -> None:
     """One state of five is at a sequence's end."""
     found = faulty(findings, "before")
@@ -175,7 +166,6 @@ def test_states_that_a_fault_kept_from_being_written_count_as_unwritten(findings
     assert {where: each["num_written"] for where, each in found.items()} == expected
 
 
-@pytest.mark.slow
 def test_states_that_a_hook_had_written_before_it_raised_are_written(findings: Findings) -> None:
     found = faulty(findings, "after")
     assert len(found) == NUM_KERNEL_HOOKS
@@ -193,7 +183,6 @@ KEPT_AND_BROKEN = {
 """By SGLang's module: whether the breakable graph is kept for its recurrent layers, and whether they break out."""
 
 
-@pytest.mark.slow
 def test_models_whose_recurrent_layers_a_prefill_graph_captures_are_listed(findings: Findings) -> None:
     finding = findings["layers of Mamba"]
     assert not finding["error"]
@@ -204,7 +193,6 @@ def test_models_whose_recurrent_layers_a_prefill_graph_captures_are_listed(findi
         assert {are_captured_in_segments([name]) for name in each["architectures"]} == {is_captured}
 
 
-@pytest.mark.slow
 def test_the_watch_sees_every_kind_of_wait_and_no_other(findings: Findings) -> None:
     finding = findings["what waits"]
     assert not finding["error"]
@@ -212,27 +200,23 @@ def test_the_watch_sees_every_kind_of_wait_and_no_other(findings: Findings) -> N
     assert {name for name, num in finding["facts"]["goes on"].items() if num} == set()
 
 
-@pytest.mark.slow
 def test_the_wait_of_sglangs_own_is_seen_and_is_not_ours(findings: Findings) -> None:
     """The one number that SGLang's metadata of Mamba2 reads: the watch would see it in our code as well."""
     assert [kind for kind, _ in waits_of(findings["Mamba2"], "SGLang's")] == ["item()"]
 
 
-@pytest.mark.slow
 def test_a_wait_of_ours_is_found(findings: Findings) -> None:
     ((kind, line),) = waits_of(findings["planted: a wait"], "ours")
     assert kind == "__int__()"
     assert line.startswith("spans.py:")
 
 
-@pytest.mark.slow
 def test_a_copy_of_ours_from_memory_that_is_not_pinned_is_found(findings: Findings) -> None:
     ((kind, line),) = waits_of(findings["planted: pageable memory"], "ours")
     assert "not pinned" in kind
     assert line.startswith("spans.py:")
 
 
-@pytest.mark.slow
 def test_every_blocking_copy_of_a_prefill_that_is_cut_is_found(findings: Findings) -> None:
     """The planned states cut the longest sequence in three; a pass has six vectors."""
     found = waits_of(findings["planted: blocking copies of a pass"], "ours")
@@ -240,12 +224,10 @@ def test_every_blocking_copy_of_a_prefill_that_is_cut_is_found(findings: Finding
     assert all("numbers on the card" in kind and line.startswith("passes.py:") for kind, line in found)
 
 
-@pytest.mark.slow
 def test_a_tensor_on_the_host_ends_a_launch(findings: Findings) -> None:
     assert "must be on cuda, got cpu" in findings["planted: a tensor on the host"]["error"]
 
 
-@pytest.mark.slow
 def test_a_kernel_that_is_not_met_leaves_its_states_unwritten(findings: Findings) -> None:
     """The one at a sequence's end is a copy of the working slot, and is written."""
     finding = findings["planted: a kernel that is not met"]

@@ -19,9 +19,9 @@ from marconi.demo.server_process import ServerProcess
 from marconi.engine import upstream
 from marconi.engine.touch import Group
 
-from .breaking import require_broken
+from .breaking import BREAKS, SWITCH, require_broken
 from .client import generate, random_tokens
-from .conftest import BREAKS, FAULT, MARCONI, STANDARD, EntryPoint, Launch
+from .conftest import FAULT, MARCONI, STANDARD, EntryPoint, Launch
 from .matrix import (
     DATA_PARALLEL,
     HOST,
@@ -148,7 +148,7 @@ def serving(
     """A server, and the file that says what raises there."""
     file = tmp_path / FAULT
     file.write_text("")
-    files = ("MARCONI_BREAK_STATES", str(tmp_path / BREAKS)), ("MARCONI_TEST_FAULT_FILE", str(file))
+    files = (SWITCH, str(tmp_path / BREAKS)), ("MARCONI_TEST_FAULT_FILE", str(file))
     launch = replace(launch, env=(*launch.env, *files, *env.items()))
     with launch.process(models, tmp_path / "log", entry_point=preload(SERVER)) as server:
         yield server, file

@@ -76,7 +76,7 @@ def late_ranks(num_ranks: int, strategy: Strategy = Strategy.EXTRA_BUFFER) -> Ra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [2, 4])
 def test_ranks_of_one_pool_decide_alike_whenever_they_find_that_a_pass_has_ended(num_ranks: int) -> None:
     soak = late_ranks(num_ranks)
     soak.run()
