@@ -53,7 +53,11 @@ def is_asked(launch: Launch, name: str, scenario: Scenario | None) -> bool:
 
 
 def conversations(url: str, seed: int = 40_000, num: int = NUM_CONVERSATIONS) -> list[Exchange]:
-    """Conversations that take three times the device's memory, the second turns after all of the first."""
+    """Conversations that take three times the device's memory, the second turns after all of the first.
+
+    To a cache that knows of no others: copies are kept and guards placed by what was learned of them.
+    """
+    httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     first = [one(url, random_tokens(seed + index, 1_000)) for index in range(num)]
     told = [[*exchange.prompt, *exchange.completion.token_ids] for exchange in first]
     return [*first, *(one(url, history + random_tokens(seed + 100 + index, 40)) for index, history in enumerate(told))]
@@ -184,7 +188,6 @@ def test_negative_control_a_broken_tier_turns_answers_red(
     blind = []
     with faulty(launch, models, preload, tmp_path) as (server, file):
         for fault in faults:
-            httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
             before = num_broken(server.log_path)
             file.write_text(fault)
             exchanges = conversations(server.url, num=12)
@@ -208,7 +211,6 @@ def test_a_draft_models_kv_is_loaded_too_and_changes_only_how_much_is_accepted(
         for fault in ("", "undrafted"):
             file.write_text(fault)
             num_loads = host_of(server)["num_loads"]
-            httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
             assert references(launch.family).divergences(conversations(server.url)) == []
             assert host_of(server)["num_loads"] - num_loads >= 0.5 * NUM_CONVERSATIONS
             accepted.append(tokens_a_step(server.url))

@@ -96,8 +96,10 @@ def test_an_answer_of_any_length_is_gone_on_from_where_it_ended(
     # What was said last is not computed, unless a draft had it right. An overlapped step has begun from a prompt's end.
     assert max(lost[1:]) <= 1
     assert lost[0] <= 2
-    rank = httpx.get(f"{server.url}/server_info", timeout=60.0).json()["internal_states"][-1]
-    assert rank["avg_spec_accept_length"] > 1.1, "no draft was accepted, so nothing was tested"
+    # Of ranks that answer in any order, a rank that was asked nothing says nothing of drafts.
+    ranks = httpx.get(f"{server.url}/server_info", timeout=60.0).json()["internal_states"]
+    accepted = max(rank.get("avg_spec_accept_length", 0.0) for rank in ranks)
+    assert accepted > 1.1, "no draft was accepted, so nothing was tested"
 
 
 @pytest.mark.slow
