@@ -110,7 +110,7 @@ class Checked:
         """The rule's victim; raises `VictimDiffers` if it is not the definition's."""
         most = 0 if need is Need.KV else self.rule.scope.value
         start = time.process_time()
-        nodes = [node for node in self.tree.nodes() if node.has_state and not node.is_locked]
+        nodes = [node for node in self.tree.nodes() if node.has_state and not node.num_locks]
         expected = self.order.least(need, now_s, [node for node in nodes if node.num_children <= most])
         self.scans_us.append((time.process_time() - start) * 1e6)
         found = self.rule.victim(need, now_s)

@@ -21,6 +21,7 @@ from marconi.policy.request import Request, Trace, pack
 from marconi.tree import RadixTree
 from policy.random_runs import WORLDS, Extent, extents, random_requests
 from rig.budget_cache import BudgetCache, JointBudget
+from tree.faults import keep_to_itself
 
 from .hindsight_twin import Definition, Items, compare, hits_of, most_hits, served
 
@@ -35,7 +36,7 @@ def test_next_uses_and_victims_are_those_of_a_look_at_all_that_comes(extent: Ext
 
 
 def test_a_rule_that_does_not_hear_of_states_below_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RadixTree, "_note_nearest_above", lambda tree, node: None)
+    keep_to_itself(monkeypatch, "_note_nearest_above")
     with pytest.raises(AssertionError, match="is right"):
         [served(belady, "hybrid-split", 3, seed, 150, 3) for seed in range(20)]  # one of the seeds shows it
 

@@ -38,7 +38,7 @@ class View(NamedTuple):
     last_pass_s: float
     num_hits: int
     num_children: int
-    is_locked: bool
+    num_locks: int
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class BruteForceCache:
             self.passed_s[word],
             place.num_hits,
             num_children,
-            state.num_locks > 0,
+            state.num_locks,
         )
 
     # Requests
@@ -214,7 +214,7 @@ class BruteForceCache:
     def _shrink(self, now_s: float) -> bool:
         while (need := self._exceeds(self.num_tokens, len(self.states))) is not None:
             most = 0 if need is Need.KV else self.rule.max_children
-            candidates = [view for view in self.views() if not view.is_locked and view.num_children <= most]
+            candidates = [view for view in self.views() if not view.num_locks and view.num_children <= most]
             if not candidates:
                 return False
             victim = self.order.least(need, now_s, candidates)

@@ -152,7 +152,7 @@ class SideBySide:
             node = held[key_of(view.word)]
             facts = ("depth", "checkpoint_depth_above", "freed_tokens", "last_hit_s", "num_hits", "num_children")
             assert [getattr(node, fact) for fact in facts] == [getattr(view, fact) for fact in facts], view.word
-            assert node.is_locked == view.is_locked
+            assert node.num_locks == view.num_locks
             if not node.num_children:
                 assert node.last_pass_s == view.last_pass_s, f"last pass of {view.word}"
 

@@ -18,6 +18,7 @@ from marconi.policy.forecast.hazard import Floats, waiting_index
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 from rig.budget_cache import BudgetCache, JointBudget, SplitBudget
+from tree.faults import keep_to_itself
 
 from .best_twin import WatchedBest, cache_of
 from .random_runs import WORLDS, Extent, extents, lengths, random_requests, serve_overlapping, sources
@@ -88,7 +89,7 @@ def test_a_rule_that_ranks_nothing_again_is_caught(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("note", ["_note_nearest_below", "_note_only_leaf"])
 def test_a_tree_that_does_not_tell_what_changed_is_caught(note: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RadixTree, note, lambda tree, node: None)
+    keep_to_itself(monkeypatch, note)
     with pytest.raises(AssertionError, match="unheard"):
         run()
 

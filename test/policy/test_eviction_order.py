@@ -6,7 +6,7 @@ import pytest
 
 from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.base import Need
+from marconi.policy.base import Need, NodeView
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
@@ -123,12 +123,16 @@ def test_victims_are_those_that_looking_at_every_state_finds(seed: int) -> None:
 
 def test_a_tier_that_forgets_whom_a_request_waits_for_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the comparison above."""
-    original = Order._tier_of
-    monkeypatch.setattr(
-        Order,
-        "_tier_of",
-        lambda self, node: None if node.serial % 5 == 0 else original(self, node),
-    )
+    update = Order.update
+
+    def forgetting(order: Order, node: NodeView) -> None:
+        assert isinstance(node, Node)
+        waiting = node.first_waiting
+        node.first_waiting = None if node.serial % 5 == 0 else waiting
+        update(order, node)
+        node.first_waiting = waiting
+
+    monkeypatch.setattr(Order, "update", forgetting)
     with pytest.raises(AssertionError):
         random_run(1)
 

@@ -16,7 +16,7 @@ from marconi.baselines.eviction.seglen import SegmentLengthEviction
 from marconi.policy.base import Eviction, Need, NodeView
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import AgeingUtilityEviction, UtilityEviction
-from marconi.tree import RadixTree
+from tree.faults import keep_to_itself
 
 from .brute_order import (
     AgeingUtilityOrder,
@@ -103,7 +103,7 @@ def test_a_rule_that_loses_an_update_is_caught(rule: Rule) -> None:
 
 @pytest.mark.parametrize("note", ["_note_nearest_below", "_note_only_leaf"])
 def test_a_tree_that_does_not_tell_what_changed_is_caught(note: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RadixTree, note, lambda tree, node: None)
+    keep_to_itself(monkeypatch, note)
     with pytest.raises(AssertionError, match="victims"):
         drive(utility(4.0), SETTINGS[0], 1000, random.Random(3))  # noqa: S311 - a workload, not a secret
 

@@ -38,10 +38,10 @@ def test_a_state_has_one_life_and_the_one_before_ends_unused() -> None:
     lives = Lives(4, 0)
     lives.begin(1, 0, (), 0.0)
     lives.begin(1, 5, (), 3.0)
-    assert lives.stratum(1) == 5
+    assert lives.going_on[1][1] == 5
     assert lives.seen(10.0).ages_s.tolist() == [3.0, 7.0]
     lives.end(1, 8.0, used=True)
-    assert lives.stratum(1) is None
+    assert 1 not in lives.going_on
     assert lives.seen(0.0).used.tolist() == [False, True]
 
 
@@ -50,7 +50,7 @@ def test_the_oldest_life_gives_way_and_its_end_is_of_no_account() -> None:
     for serial in (1, 2, 3):
         lives.begin(serial, serial, (), float(serial))
     assert len(lives) == 2
-    assert lives.stratum(1) is None
+    assert 1 not in lives.going_on
     lives.end(1, 9.0, used=True)
     assert sorted(lives.seen(0.0).strata.tolist()) == [2, 3]
     assert not lives.seen(0.0).used.any(), "its slot is another's"
@@ -92,11 +92,11 @@ def test_the_ring_holds_what_a_list_of_all_lives_ends_with() -> None:
             for life in listed[-capacity:]
         ]
         assert held == sorted(expected)
-        assert len(ring._slots) <= capacity
+        assert len(ring.going_on) <= capacity
 
 
 def test_of_a_state_whose_life_gave_way_nothing_is_kept() -> None:
     ring = Lives(8, 0)
     for serial in range(1000):
         ring.begin(serial, 0, (), float(serial))
-    assert set(ring._slots) == set(range(992, 1000))
+    assert set(ring.going_on) == set(range(992, 1000))

@@ -301,7 +301,7 @@ def test_what_is_kept_of_states_is_bounded_and_keeps_no_node_alive(monkeypatch: 
         states = {node.serial for node in held.tree.nodes() if node.has_state}
         assert set(forecast._waypoints) <= states
         assert len(forecast._traits) <= 32
-        assert len(forecast._lives._slots) <= 64
+        assert len(forecast._lives.going_on) <= 64
         if number % 500 == 499:
             num_left, _ = nodes_alive(held.tree)
             most_left = max(most_left, num_left - len(before))

@@ -117,7 +117,7 @@ class Server:
             assert node.has_state, f"{node} went while it was copied"
             assert node.has_copy, f"the copy of {node} went while it was made"
             assert node.host_copy is not None
-            assert node.host_copy.is_locked
+            assert node.host_copy.num_locks
 
 
 def test_a_copied_victim_is_there_on_the_host_when_it_has_gone() -> None:

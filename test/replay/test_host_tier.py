@@ -106,7 +106,7 @@ def test_neither_tier_holds_more_than_it_has_nor_anything_dead(
         server.check()
         check_host(server.tree, tier.copies)
         assert memory.shortage(tier.copies) is None
-        assert not any(node.host_copy.is_locked for node in server.tree.nodes() if node.host_copy is not None)
+        assert not any(node.host_copy.num_locks for node in server.tree.nodes() if node.host_copy is not None)
     assert server.replay.counters.num_loads > 0
     assert (tier.num_dropped > 0) is (memory is LITTLE)
 
@@ -160,7 +160,7 @@ class WatchedLru(SeparateLru):
 
     def victim(self, need: Need, now_s: float) -> HostCopy | None:
         found = super().victim(need, now_s)
-        held = [copy for copy in self.known if copy.is_held and not copy.is_locked]
+        held = [copy for copy in self.known if copy.is_held and not copy.num_locks]
         if need is Need.KV:
             held = [copy for copy in held if not copy.node.hosted_children]
             expected = min(held, key=lambda copy: (copy.last_pass_s, copy.serial))

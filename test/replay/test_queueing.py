@@ -173,7 +173,7 @@ def test_every_request_that_fits_begins_and_finishes_exactly_once(memory: str, g
     assert all(seconds > 0 for seconds in ttft_s)
     cache.check_invariants()
     check_invariants(cache.hybrid.tree)
-    assert not any(node.is_locked for node in cache.hybrid.tree.nodes())
+    assert not any(node.num_locks for node in cache.hybrid.tree.nodes())
     assert cache.counters.num_requests + cache.counters.num_too_large == len(what.requests)
 
 

@@ -1,12 +1,12 @@
 """`take_changed` names every node that is to be ranked anew: random operations, the facts of all nodes compared."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 
 from marconi.tree import Node, RadixTree, check_invariants
 
+from .faults import keep_to_itself
 from .letters import path
 
 NUM_OPERATIONS = 1_500
@@ -21,7 +21,7 @@ def facts(tree: RadixTree) -> dict[Node, tuple[int, int, int]]:
     return {
         node: (node.freed_tokens, node.checkpoint_depth_above, node.num_children)
         for node in tree.nodes()
-        if node.has_state and not node.is_locked
+        if node.has_state and not node.num_locks
     }
 
 
@@ -32,8 +32,8 @@ def differing(before: dict[Node, tuple[int, int, int]], after: dict[Node, tuple[
 def operate(tree: RadixTree, rng: random.Random) -> str:
     """One random operation, by name."""
     states = [node for node in tree.nodes() if node.has_state]
-    unlocked = [node for node in states if not node.is_locked]
-    locked = [node for node in states if node.is_locked]
+    unlocked = [node for node in states if not node.num_locks]
+    locked = [node for node in states if node.num_locks]
     if locked and rng.random() < 0.15:
         tree.unlock(rng.choice(locked))
         return "unlock"
@@ -69,22 +69,8 @@ def test_every_node_whose_rank_may_differ_is_noted(max_ghosts: int, unit_tokens:
     run(max_ghosts, unit_tokens, seed=1)
 
 
-def give_state_silently(tree: RadixTree, node: Node) -> None:
-    node.has_state = True
-    tree.num_states += 1
-
-
-@pytest.mark.parametrize(
-    ("method", "fault"),
-    [
-        ("_note_nearest_below", lambda tree, node: None),
-        ("_note_only_leaf", lambda tree, node: None),
-        ("_give_state", give_state_silently),
-    ],
-)
-def test_a_tree_that_keeps_a_change_to_itself_is_caught(
-    method: str, fault: Callable[[RadixTree, Node], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RadixTree, method, fault)
+@pytest.mark.parametrize("method", ["_note_nearest_below", "_note_only_leaf", "_give_state"])
+def test_a_tree_that_keeps_a_change_to_itself_is_caught(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_to_itself(monkeypatch, method)
     with pytest.raises(AssertionError, match="not noted"):
         run(max_ghosts=3, unit_tokens=1, seed=1)

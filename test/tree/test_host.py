@@ -38,7 +38,7 @@ def facts(tree: RadixTree) -> dict[HostCopy, tuple[int, int, object]]:
     return {
         copy: (copy.freed_tokens, copy.num_children, copy.state_above)
         for copy in copies_of(tree).values()
-        if not copy.is_locked
+        if not copy.num_locks
     }
 
 
@@ -111,13 +111,13 @@ class Tiers:
             node = rng.choice(states)
             self.host.hold(node)
             self.copied.add(f"{self._namespace_of(node)}{text_of(node)}")
-            if free := [text for text, copy in copies if not copy.is_locked and copy.node is not node][:1]:
+            if free := [text for text, copy in copies if not copy.num_locks and copy.node is not node][:1]:
                 # Others give way before it is filled.
                 self.host.drop(dict(copies)[free[0]])
                 self.copied -= set(free)
             self.rows.fill(node)
             return "hold"
-        free = [(text, copy) for text, copy in copies if not copy.is_locked]
+        free = [(text, copy) for text, copy in copies if not copy.num_locks]
         if free and (draw < 0.4 or len(copies) > NUM_STATES):
             text, copy = rng.choice(free)
             before, num_freed = self.host.num_tokens, copy.freed_tokens

@@ -75,6 +75,10 @@ def lives_below_a_ghost(tree: RadixTree) -> None:
     leaf.depth = ghost.depth + 2
 
 
+def state_above_mistaken(tree: RadixTree) -> None:
+    at(tree, "abcd").checkpoint_depth_above += 1
+
+
 def locked_without_a_state(tree: RadixTree) -> None:
     at(tree, "ab").num_locks = 1
 
@@ -135,6 +139,7 @@ def ghost_older_than_what_is_below_it(tree: RadixTree) -> None:
         (span_is_empty, "an empty span"),
         (depth_is_wrong, "depth and span disagree"),
         (lives_below_a_ghost, "lives below a ghost"),
+        (state_above_mistaken, "depth of the state above"),
         (locked_without_a_state, "locked without a state"),
         (leaf_without_a_state, "dead KV"),
         (not_merged_into_its_only_child, "not merged into its only child"),

@@ -88,8 +88,8 @@ class NodeView(Protocol):
         ...
 
     @property
-    def is_locked(self) -> bool:
-        """True if it is in use and must stay."""
+    def num_locks(self) -> int:
+        """Requests that use it; while there are any it must stay."""
         ...
 
     @property

@@ -72,6 +72,8 @@ def _check_live(node: Node) -> None:
     assert node.parent.is_live, f"{node}: lives below a ghost"
     assert not node.num_locks or node.has_state, f"{node}: locked without a state"
     if node.has_state:
+        above = node.state_above
+        assert node.checkpoint_depth_above == (0 if above is None else above.depth), f"{node}: depth of the state above"
         return
     assert node.num_children, f"{node}: dead KV"
     (first, *others) = node.children.values()

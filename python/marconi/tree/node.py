@@ -102,6 +102,7 @@ class Node:
 
     __slots__ = (
         "absences",
+        "checkpoint_depth_above",
         "children",
         "depth",
         "first_waiting",
@@ -139,6 +140,8 @@ class Node:
         self.is_live = True
         self.has_state = False
         """Whether a recurrent state for exactly `depth` tokens is held."""
+        self.checkpoint_depth_above = 0
+        """With a state, the depth in tokens of the nearest shallower one on the path; 0 if there is none."""
         self.is_hosted = False
         """Whether the host holds a copy of the KV of its span."""
         self.host_copy: HostCopy | None = None
@@ -193,19 +196,6 @@ class Node:
     def has_copy(self) -> bool:
         """Whether the host holds its state, too."""
         return self.host_copy is not None and self.host_copy.is_held
-
-    @property
-    def is_locked(self) -> bool:
-        """True if a request uses the state."""
-        return self.num_locks > 0
-
-    @property
-    def checkpoint_depth_above(self) -> int:
-        """Depth in tokens of the nearest shallower state on the path; 0 if there is none."""
-        node = self.parent
-        while node is not None and not node.has_state:
-            node = node.parent
-        return 0 if node is None else node.depth
 
     @property
     def state_above(self) -> "Node | None":
@@ -364,11 +354,6 @@ class HostCopy:
     def is_passed_over(self) -> bool:
         """Whether the node's prompt was continued from another state."""
         return self.node.is_passed_over
-
-    @property
-    def is_locked(self) -> bool:
-        """True while it is loaded."""
-        return self.num_locks > 0
 
     @property
     def state_below(self) -> "HostCopy | None":

@@ -193,7 +193,7 @@ class RadixTree:
         comes after it and is paid for alone; depths are from the root all the same.
         """
         node = self.root(namespace) if start is None else start
-        before = node.depth
+        before, unit_bytes = node.depth, self.unit_bytes
         position = 0
         made: list[Node] = []
         for depth in checkpoints:
@@ -201,10 +201,15 @@ class RadixTree:
             if target <= position or target > len(path):
                 raise ValueError(f"checkpoints must rise within the path, got one at {depth} tokens")
             while position < target:
-                child = self._extend(node, path, position, target)
-                position += len(child.key)
-                self._merge_upward(node)
-                node = child
+                child = node.children.get(path[position : position + unit_bytes])
+                end = position if child is None else position + len(child.key)
+                if child is None or not child.is_live or end > target or not path.startswith(child.key, position):
+                    child = self._step(node, path, position, target)
+                    end = position + len(child.key)
+                    if not child.is_live:
+                        self._revive(child)
+                    self._merge_upward(node)
+                node, position = child, end
             made.append(node)
             if not node.has_state:
                 self._give_state(node)
@@ -246,7 +251,7 @@ class RadixTree:
         if self.memory is not None:
             self.memory.dropped_state(node)
         if node.live_children:
-            self._note_nearest_below(node)
+            self._note_nearest_below(node, node.checkpoint_depth_above)
             self._note_nearest_above(node)
             self._merge_upward(node)
             return Freed(0, 1)
@@ -275,15 +280,11 @@ class RadixTree:
         self._num_created += 1
         return self._num_created
 
-    def _extend(self, node: Node, path: bytes, position: int, target: int) -> Node:
-        """The live child of `node` on `path`, ending at `target` at the latest; made, revived or split as needed."""
-        child = self._step(node, path, position, target)
-        if not child.is_live:
-            self._revive(child)
-        return child
-
     def _step(self, node: Node, path: bytes, position: int, target: int) -> Node:
-        """The same child, live or not; made or split as needed, and no ghost any more."""
+        """The child of `node` on `path`, ending at `target` at the latest; made or split as needed, no ghost any more.
+
+        It may not be live.
+        """
         child = node.children.get(path[position : position + self.unit_bytes])
         if child is None:
             depth = node.depth + (target - position) // self.unit_bytes * self.unit_tokens
@@ -291,7 +292,7 @@ class RadixTree:
             child.is_live = False
             if not node.children:
                 node.children = {}
-            node.children[self._first(child)] = child
+            node.children[child.key[: self.unit_bytes]] = child
             return child
         key = child.key
         size = len(key)
@@ -316,10 +317,10 @@ class RadixTree:
         if node.absences:
             upper.absences = [each for each in node.absences if each.depth <= upper.depth]
             node.absences = [each for each in node.absences if each.depth > upper.depth]
-        parent.children[self._first(upper)] = upper
+        parent.children[upper.key[: self.unit_bytes]] = upper
         node.key = node.key[size:]
         node.parent = upper
-        upper.children = {self._first(node): node}
+        upper.children = {node.key[: self.unit_bytes]: node}
         upper.is_live, upper.is_hosted = node.is_live, node.is_hosted
         if node.is_hosted:
             assert parent.hosted_children is not None
@@ -337,10 +338,6 @@ class RadixTree:
             if self.memory is not None:
                 self.memory.split(upper, node)
         return upper
-
-    def _first(self, node: Node) -> bytes:
-        """The unit under which the parent holds `node`."""
-        return node.key[: self.unit_bytes]
 
     def _revive(self, node: Node) -> None:
         parent = node.parent
@@ -384,7 +381,7 @@ class RadixTree:
             self.ghosts[node] = None
             self.num_ghost_tokens += node.depth - parent.depth
         else:
-            del parent.children[self._first(node)]
+            del parent.children[node.key[: self.unit_bytes]]
             node.parent = None
 
     def _forget_namespace(self, root: Node) -> None:
@@ -400,7 +397,7 @@ class RadixTree:
             parent = ghost.parent
             assert parent is not None
             self.num_ghost_tokens -= ghost.depth - parent.depth
-            del parent.children[self._first(ghost)]
+            del parent.children[ghost.key[: self.unit_bytes]]
             ghost.parent = None
             self._merge_upward(parent)
             self._forget_namespace(parent)
@@ -408,11 +405,13 @@ class RadixTree:
     def _give_state(self, node: Node) -> None:
         node.has_state = True
         node.held_since_s = None
-        node.present()
+        if node.absences:
+            node.present()
         self.num_states += 1
         self._changed.append(node)
-        self._note_nearest_below(node)
-        self._note_nearest_above(node)
+        self._note_nearest_below(node, node.depth)
+        above = self._note_nearest_above(node)
+        node.checkpoint_depth_above = 0 if above is None else above.depth
 
     def _merge_upward(self, node: Node) -> None:
         """Merge a live node without a state into its only child, if that is live; the child keeps its identity.
@@ -436,7 +435,7 @@ class RadixTree:
             child.absences = node.absences + (child.absences or [])
         child.parent = parent
         parent.last_pass_s = max(parent.last_pass_s, node.last_pass_s)
-        parent.children[self._first(child)] = child
+        parent.children[child.key[: self.unit_bytes]] = child
         del parent.live_children[node]
         parent.live_children[child] = None
         node.is_live = False
@@ -462,18 +461,22 @@ class RadixTree:
         changed, self._changed = self._changed, []
         return changed
 
-    def _note_nearest_above(self, node: Node) -> None:
-        """Note the nearest state above: the next deeper one differs."""
-        above = node.state_above
+    def _note_nearest_above(self, node: Node) -> Node | None:
+        """Note the nearest state above, which is returned: the next deeper one differs."""
+        above = node.parent
+        while above is not None and not above.has_state:
+            above = above.parent
         if above is not None:
             self._changed.append(above)
+        return above
 
-    def _note_nearest_below(self, node: Node) -> None:
-        """Note the nearest states below: their distance to a shallower one differs."""
+    def _note_nearest_below(self, node: Node, depth: int) -> None:
+        """Note the nearest states below: the nearest shallower one is at `depth` now."""
         stack = list(node.live_children)
         while stack:
             below = stack.pop()
             if below.has_state:
+                below.checkpoint_depth_above = depth
                 self._changed.append(below)
             else:
                 stack.extend(below.live_children)

@@ -59,18 +59,14 @@ from marconi.policy.request import Lease
 
 MAX_RERANKS: Final = 4
 LEVELS_PER_OCTAVE: Final = 3
-_LEVELS: Final = Octaves(LEVELS_PER_OCTAVE)
+level_of: Final = Octaves(LEVELS_PER_OCTAVE, least=1e-30).step
+"""The level of a worth at an index of 1."""
 
 _SLACK: Final = 1e-9
 """The margin for rounding in a bound on a logarithm."""
 
 _Piece: TypeAlias = tuple[float, float, float, int, float]
 """(since_s, index, rise, lower, level) of `index + rise * (log2(now_s - since_s) + 0.5 - lower) + level`."""
-
-
-def level_of(worth: float) -> int:
-    """The level of a worth at an index of 1: its log2 in steps of 1 / `LEVELS_PER_OCTAVE`, rounded down."""
-    return _LEVELS.step(max(worth, 1e-30))
 
 
 def log2_worth(log2_index: Sequence[float], level: int, age_s: float) -> float:
@@ -121,7 +117,6 @@ class AgeingClasses:
         "_changed",
         "_classes",
         "_floor",
-        "_held",
         "_index",
         "_now_s",
         "_pieces",
@@ -130,10 +125,11 @@ class AgeingClasses:
         "_source",
         "_until_s",
         "_worths",
+        "held",
     )
 
     def __init__(self) -> None:
-        self._held: dict[NodeView, tuple[_Class, float]] = {}
+        self.held: dict[NodeView, tuple[_Class, float]] = {}
         """Class and last hit of each node."""
         self._classes: dict[tuple[int, int], _Class] = {}
         self._rows: list[_Class] = []
@@ -141,7 +137,7 @@ class AgeingClasses:
         self._pieces: list[_Piece] = []
         """Key of each row's oldest node."""
         self._changed: dict[_Class, None] = {}
-        """Classes whose oldest or youngest may be another one."""
+        """Classes of which it has to be looked up what is the oldest and the youngest."""
         self._source: Floats | None = None
         self._index: list[list[float]] = []
         """`_source` as lists."""
@@ -158,13 +154,13 @@ class AgeingClasses:
 
     def class_of(self, node: NodeView) -> tuple[int, int] | None:
         """The stratum and level of `node`."""
-        held = self._held.get(node)
+        held = self.held.get(node)
         return None if held is None else held[0].key
 
     def put(self, node: NodeView, stratum: int, level: int) -> None:
         """Add `node`, or move it."""
         key, last_hit_s = (stratum, level), node.last_hit_s
-        held = self._held.get(node)
+        held = self.held.get(node)
         if held is not None:
             if held[0].key != key:
                 self.discard(node)
@@ -173,26 +169,33 @@ class AgeingClasses:
         found = self._classes.get(key)
         if found is None:
             found = self._classes[key] = _Class(key, len(self._classes) + 1)
-        self._held[node] = found, last_hit_s
+        self.held[node] = found, last_hit_s
         found.oldest.put(node, last_hit_s)
         found.youngest.put(node, -last_hit_s)
-        self._changed[found] = None
+        head, tail = found.head, found.tail
+        if head is None or tail is None or node is head[2] or last_hit_s <= head[2].last_hit_s:
+            self._changed[found] = None
+        elif last_hit_s > tail.last_hit_s:
+            found.tail = node
+        elif last_hit_s == tail.last_hit_s:
+            self._changed[found] = None
 
     def discard(self, node: NodeView) -> None:
         """Remove `node` if it is there."""
-        held = self._held.pop(node, None)
+        held = self.held.pop(node, None)
         if held is not None:
             found = held[0]
             found.oldest.discard(node)
             found.youngest.discard(node)
-            self._changed[found] = None
+            if found.head is None or node is found.head[2] or node is found.tail:
+                self._changed[found] = None
 
     def least(self, log2_index: Floats, now_s: float) -> NodeView | None:
         """The least valuable of the classes' oldest and youngest; of equal ones the oldest, then the one made first.
 
         Exact while each stratum of the index has one peak.
         """
-        if not self._held:
+        if not self.held:
             return None
         self._look_up(log2_index, now_s)
         log2 = math.log2
@@ -211,7 +214,7 @@ class AgeingClasses:
 
     def worths(self, nodes: Sequence[NodeView], log2_index: Floats, now_s: float) -> Floats:
         """log2 of the worth of each node, as `log2_worth` has it, and its last hit."""
-        get = self._held.get
+        get = self.held.get
         numbers = np.array([get(node, _ABSENT)[0].number for node in nodes], np.intp)
         keys = np.array([(0, 0), *self._classes], np.int64)[numbers]
         last_hits_s = np.array([node.last_hit_s for node in nodes], np.float64)
@@ -225,7 +228,7 @@ class AgeingClasses:
 
     def spared(self, victim: NodeView) -> Spared | None:
         """The least valuable oldest of another class, as it was weighed for `victim`, the oldest of its own."""
-        held, worths = self._held.get(victim), self._worths
+        held, worths = self.held.get(victim), self._worths
         if held is None:
             return None
         head, row = held[0].head, held[0].row
@@ -347,10 +350,8 @@ class BestEviction(Eviction):
         self._costs = costs
         self.forecast = forecast
         self.turns, self.guard = forecast.turns, forecast.divergence
-        self._saved = saved or _saved_tokens
+        self._saved = saved
         self._classes = {need: AgeingClasses() for need in sorted(needs, key=lambda need: need.value)}
-        self._of_leaves = self._classes.get(Need.KV)
-        self._of_all = [(need, classes) for need, classes in self._classes.items() if need is not Need.KV]
 
     def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView, Need], float]) -> "BestEviction":
         """Rank copies by the same forecast: a state on the host is used as one on the device is."""
@@ -373,23 +374,24 @@ class BestEviction(Eviction):
     def update(self, node: NodeView) -> None:
         """Rank `node` with the present forecast."""
         stratum, weight = self.forecast.standing(node, self.forecast.now_s)
-        if self._of_leaves is not None:
-            if node.num_children:
-                self._of_leaves.discard(node)
-            else:
-                # What costs nothing to hold counts as one byte.
-                freed_bytes = max(node.freed_tokens * self._costs.kv_bytes_per_token, 1)
-                self._of_leaves.put(node, stratum, level_of(weight * self._saved(node, Need.KV) / freed_bytes))
-        for need, classes in self._of_all:
-            num_bytes = self._costs.state_bytes if need is Need.STATE else self._costs.freed_bytes(node)
-            classes.put(node, stratum, level_of(weight * self._saved(node, need) / max(num_bytes, 1)))
+        costs, saved_by = self._costs, self._saved
+        for need, classes in self._classes.items():
+            if need is Need.KV and node.num_children:
+                classes.discard(node)
+                continue
+            num_bytes = 0 if need is Need.KV else costs.state_bytes
+            if need is not Need.STATE:
+                num_bytes += node.freed_tokens * costs.kv_bytes_per_token
+            saved = node.depth - node.checkpoint_depth_above if saved_by is None else saved_by(node, need)
+            # What costs nothing to hold counts as one byte.
+            classes.put(node, stratum, level_of(weight * saved / max(num_bytes, 1)))
 
     def discard(self, node: NodeView) -> None:
         """Forget its rank; what is not in use, waited for, leaving, set aside or in another tier has lost its state."""
         for classes in self._classes.values():
             classes.discard(node)
         is_elsewhere = node.first_waiting is not None or node.leaving is not None or node.set_aside
-        if not (node.is_locked or node.has_copy or is_elsewhere):
+        if not (is_elsewhere or node.num_locks or node.has_copy):
             self.forecast.gone(node, self.forecast.now_s)
 
     def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
@@ -418,12 +420,8 @@ class BestEviction(Eviction):
             node = classes.least(self.forecast.log2_index, now_s)
             if node is None:
                 return None
-            before = classes.class_of(node)
+            before = classes.held[node]
             self.update(node)
-            if classes.class_of(node) == before:
+            if classes.held.get(node) is before:
                 return node
         return classes.least(self.forecast.log2_index, now_s)
-
-
-def _saved_tokens(node: NodeView, need: Need) -> float:
-    return node.depth - node.checkpoint_depth_above

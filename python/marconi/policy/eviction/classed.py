@@ -35,13 +35,8 @@ from marconi.policy.forecast.hazard import Floats
 CLASSES_PER_OCTAVE = 8
 """Classes within a factor of two of benefit."""
 
-_CLASSES = Octaves(CLASSES_PER_OCTAVE)
-_LEAST_BENEFIT = 1e-9
-
-
-def benefit_class(benefit: float) -> int:
-    """The class of a benefit: its log2 in steps of 1 / `CLASSES_PER_OCTAVE`, rounded down."""
-    return _CLASSES.step(max(benefit, _LEAST_BENEFIT))
+benefit_class: Final = Octaves(CLASSES_PER_OCTAVE, least=1e-9).step
+"""The class of a benefit."""
 
 
 class ClassedEviction(Eviction):

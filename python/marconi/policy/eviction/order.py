@@ -42,22 +42,24 @@ Entry: TypeAlias = tuple[Key, int, NodeView]
 
 
 class Octaves:
-    """Steps of 1 / `steps_per_octave` of log2.
+    """Steps of 1 / `steps_per_octave` of log2, rounded down.
 
     The bounds within an octave are the powers of two to 28 digits, as floats; a power of two itself is exact.
     """
 
-    __slots__ = ("_bounds", "_num_steps")
+    __slots__ = ("_bounds", "_least", "_num_steps")
 
-    def __init__(self, steps_per_octave: int) -> None:
+    def __init__(self, steps_per_octave: int, least: float) -> None:
+        """Numbers below `least`, which is above 0, count as that."""
         self._num_steps = steps_per_octave
+        self._least = least
         self._bounds = [
             float(Decimal(2) ** (Decimal(step) / steps_per_octave - 1)) for step in range(1, steps_per_octave)
         ]
 
     def step(self, number: float) -> int:
-        """The step of a number above 0."""
-        mantissa, exponent = frexp(number)
+        """The step of a number."""
+        mantissa, exponent = frexp(max(number, self._least))
         return (exponent - 1) * self._num_steps + bisect_right(self._bounds, mantissa)
 
 
@@ -220,22 +222,27 @@ class Order(Eviction):
 
     def update(self, node: NodeView) -> None:
         """Put `node` into its tier."""
-        tiers, tier = self._tiers, self._tier_of(node)
-        if tier is not None:
-            old = tiers.get(node)
-            if old is not tier:
-                if old is not None:
-                    old.discard(node)
-                elif node in tiers:
-                    self.rule.discard(node)
-                tiers[node] = tier
-            tier.put(node)
-            return
+        tier: _Tier | None = None
+        if node.first_waiting is not None:
+            tier = self._awaited
+        elif node.leaving is not None:
+            tier = self._leaving
+        elif node.set_aside:
+            tier = self._aside
+        elif self._has_scope and node.num_children > self._max_children:
+            tier = self._beyond_scope
+        tiers = self._tiers
         old = tiers.get(node)
-        if old is not None:
-            old.discard(node)
-        tiers[node] = None
-        self.rule.update(node)
+        if old is not tier:
+            if old is not None:
+                old.discard(node)
+            elif node in tiers:
+                self.rule.discard(node)
+        tiers[node] = tier
+        if tier is None:
+            self.rule.update(node)
+        else:
+            tier.put(node)
 
     def discard(self, node: NodeView) -> None:
         """Forget `node`'s place, if it has one."""
@@ -245,7 +252,7 @@ class Order(Eviction):
             if tier is not None:
                 tier.discard(node)
             self.rule.discard(node)
-        elif self._follows_ghosts and not node.is_locked:
+        elif self._follows_ghosts and not node.num_locks:
             self.rule.discard(node)
 
     def __iter__(self) -> Iterator[NodeView]:
@@ -286,16 +293,6 @@ class Order(Eviction):
     def num_awaited(self) -> int:
         """States that waiting requests would start from, and that are evicted after all others."""
         return len(self._awaited.all)
-
-    def _tier_of(self, node: NodeView) -> "_Tier | None":
-        """The tier of `node`; None if the rule ranks it."""
-        if node.first_waiting is not None:
-            return self._awaited
-        if node.leaving is not None:
-            return self._leaving
-        if node.set_aside:
-            return self._aside
-        return self._beyond_scope if self._has_scope and node.num_children > self._max_children else None
 
     def spared(self, victim: NodeView, need: Need) -> Spared | None:
         """The rule's answer for a state that it ranks, else None."""

@@ -64,11 +64,8 @@ class Traits(NamedTuple):
     """log2 of the usual seconds between the requests of its conversation; None for a first one."""
     turn: int
     levels: tuple[int, ...]
-
-    @property
-    def rhythm(self) -> int:
-        """The level of the rhythm."""
-        return 0 if self.log2_gap is None else 1 + min(NUM_RHYTHMS - 2, int(self.log2_gap / 2))
+    rhythm: int = 0
+    """The level of the usual time."""
 
 
 def traits_of(request: Request, depth: int, num_seen_tokens: int, before: Traits | None, now_s: float) -> Traits:
@@ -92,7 +89,8 @@ def traits_of(request: Request, depth: int, num_seen_tokens: int, before: Traits
         min((request.num_output_tokens // 16).bit_length(), NUM_LEVELS[3] - 1),
         min(turn, NUM_LEVELS[4] - 1),
     )
-    return Traits(now_s, log2_gap, turn, levels)
+    rhythm = 0 if log2_gap is None else 1 + min(NUM_RHYTHMS - 2, int(log2_gap / 2))
+    return Traits(now_s, log2_gap, turn, levels, rhythm)
 
 
 SHAPE: Final = Shape(
@@ -131,7 +129,7 @@ class Lives:
     memory.
     """
 
-    __slots__ = ("_next", "_num_factors", "_serials", "_slots", "began_s", "ended_s", "levels", "strata", "used")
+    __slots__ = ("_next", "_num_factors", "_serials", "began_s", "ended_s", "going_on", "levels", "strata", "used")
 
     def __init__(self, capacity: int, num_factors: int) -> None:
         """`ValueError` for a capacity below 1. A life has a level, 0 to 255, of each of `num_factors` factors."""
@@ -145,26 +143,22 @@ class Lives:
         self._num_factors = num_factors
         self._serials: list[int | None] = [None] * capacity
         """Serial of the state whose unfinished life is in each slot."""
-        self._slots: dict[int, tuple[int, int]] = {}
+        self.going_on: dict[int, tuple[int, int]] = {}
         """The slot and the stratum of each unfinished life, by serial."""
         self._next = 0
 
     def __len__(self) -> int:
         return min(self._next, len(self._serials))
 
-    def stratum(self, serial: int) -> int | None:
-        """The stratum of the life that a state is in, if any."""
-        going_on = self._slots.get(serial)
-        return None if going_on is None else going_on[1]
-
     def begin(self, serial: int, stratum: int, levels: Sequence[int], now_s: float) -> None:
         """A life of a state begins; an unfinished one ends unused."""
-        self.end(serial, now_s)
+        if serial in self.going_on:
+            self.end(serial, now_s)
         slot = self._next % len(self._serials)
         self._next += 1
         oldest = self._serials[slot]
         if oldest is not None:
-            del self._slots[oldest]
+            del self.going_on[oldest]
         self.strata[slot] = stratum
         first = slot * self._num_factors
         self.levels[first : first + self._num_factors] = bytes(levels)
@@ -172,11 +166,11 @@ class Lives:
         self.ended_s[slot] = math.nan
         self.used[slot] = False
         self._serials[slot] = serial
-        self._slots[serial] = slot, stratum
+        self.going_on[serial] = slot, stratum
 
     def end(self, serial: int, now_s: float, *, used: bool = False) -> None:
         """The unfinished life of a state, if there is one, ends."""
-        going_on = self._slots.pop(serial, None)
+        going_on = self.going_on.pop(serial, None)
         if going_on is not None:
             slot = going_on[0]
             self.ended_s[slot] = now_s
@@ -295,13 +289,17 @@ class Forecast:
                 self._passed.add(serial)
             has_life = is_last and serial not in self._passed
         else:
-            share, stratum = 1.0, self._stratum(node, traits)
-            has_life = serial not in self._passed or node.num_proven_children > 0
-        if not has_life:
+            share, num_children = 1.0, node.num_proven_children
+            stratum = self._stratum(node, traits, num_children)
+            has_life = num_children > 0 or serial not in self._passed
+        going_on = self._lives.going_on.get(serial)
+        if has_life:
+            if going_on is None or going_on[1] != stratum:
+                self._lives.begin(serial, stratum, levels, now_s)
+        elif going_on is not None:
             self._lives.end(serial, now_s)
-        elif self._lives.stratum(serial) != stratum:
-            self._lives.begin(serial, stratum, levels, now_s)
-        return stratum, self.weight(stratum, levels) * share
+        weight = self._weights.get((stratum, levels))
+        return stratum, (self.weight(stratum, levels) if weight is None else weight) * share
 
     def weight(self, stratum: int, levels: tuple[int, ...]) -> float:
         """The product of the factors of a state with these traits."""
@@ -327,9 +325,9 @@ class Forecast:
                 return self._traits[node.serial]
         return None
 
-    def _stratum(self, node: NodeView, traits: Traits) -> int:
-        """Choose the stratum of a state by its role."""
-        serial, num_children = node.serial, node.num_proven_children
+    def _stratum(self, node: NodeView, traits: Traits, num_children: int) -> int:
+        """Choose the stratum of a state by its role; `num_children` are the proven ones."""
+        serial = node.serial
         if num_children and traits is not _NO_TRAITS:
             self._passed.add(serial)
         if num_children > 1 or serial in self._branches:

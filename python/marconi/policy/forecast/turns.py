@@ -134,12 +134,16 @@ class Turns:
 
         Depths in tokens; `depth_below` is None for the deepest.
         """
-        furthest = self._distance_to(left_by, depth)
-        nearest = -1 if depth_below is None else self._distance_to(left_by, depth_below)
+        # A request that leaves a prompt right behind a state has this distance.
+        end, page = left_by.num_prompt_tokens, self._unit_tokens - 1
+        furthest = max(end - depth - page, 1) if depth < end else 0
+        nearest = -1
+        if depth_below is not None:
+            nearest = max(end - depth_below - page, 1) if depth_below < end else 0
         if not furthest and left_by.closing != NO_CLOSING:
             closings = self._closings.get(left_by.closing)
-            if closings is not None and len(closings) >= MIN_CLOSINGS:
-                return closings.counts.get(_GONE_ON, 0) / len(closings)
+            if closings is not None and len(closings.last) >= MIN_CLOSINGS:
+                return closings.counts.get(_GONE_ON, 0) / len(closings.last)
         return self._window(left_by.namespace, left_by.went_on).share(nearest, furthest)
 
     def prompt_end(self, lease: Lease, closing: int = NO_CLOSING) -> LeftBy:
@@ -189,11 +193,6 @@ class Turns:
                 each.left_by = LeftBy(num_prompt_tokens, went_on, closing, namespace, is_open=False)
         return own
 
-    def _distance_to(self, left_by: LeftBy, depth: int) -> int:
-        """The distance of a request that leaves a prompt right behind a state."""
-        to_end = left_by.num_prompt_tokens - depth
-        return max(to_end - self._unit_tokens + 1, 1) if to_end > 0 else 0
-
     def _near_end(self, node: Node, num_prompt_tokens: int) -> list[Node]:
         """The states of the path of `node` no further before the end of a prompt than is counted, `node` included."""
         found = []
@@ -207,7 +206,7 @@ class Turns:
 
     def _window(self, namespace: int, went_on: bool) -> "_Window":
         window = self._of.get((namespace, went_on))
-        return self._all[went_on] if window is None or len(window) < MIN_OWN else window
+        return self._all[went_on] if window is None or len(window.last) < MIN_OWN else window
 
     def distance(self, lease: Lease) -> int | None:
         """How far before an earlier prompt's end the request diverges from it, in tokens; 0 if it continues the answer.
@@ -278,16 +277,13 @@ def _by_gain(distances: Sequence[int], lease: Lease, window: "_Window") -> list[
 class _Window:
     """The last distances, or what became of the last answers, and how often each is among them."""
 
-    __slots__ = ("_last", "_shares", "counts")
+    __slots__ = ("_shares", "counts", "last")
 
     def __init__(self) -> None:
-        self._last: deque[int] = deque()
+        self.last: deque[int] = deque()
         self.counts: dict[int, int] = {}
         self._shares: dict[tuple[int, int], float] = {}
         """Shares by (nearest, furthest), cached until the next count."""
-
-    def __len__(self) -> int:
-        return len(self._last)
 
     def share(self, nearest: int, furthest: int) -> float:
         """The share of distances beyond `nearest` and up to `furthest`, with what is assumed."""
@@ -305,10 +301,10 @@ class _Window:
         """One more; the oldest of a full window is dropped."""
         counts = self.counts
         self._shares.clear()
-        self._last.append(distance)
+        self.last.append(distance)
         counts[distance] = counts.get(distance, 0) + 1
-        if len(self._last) > WINDOW:
-            oldest = self._last.popleft()
+        if len(self.last) > WINDOW:
+            oldest = self.last.popleft()
             counts[oldest] -= 1
             if not counts[oldest]:
                 del counts[oldest]
