@@ -311,7 +311,7 @@ def test_control_slots_of_a_request_that_had_begun_would_be_lost(monkeypatch: py
     cache = soak.scheduler.cache
     while not any(run.checkpoints for req in soak.scheduler.in_flight() if (run := notes_of(req).run)):
         soak.advance()
-    monkeypatch.setattr(cache, "_free_slots", lambda slots: None)
+    monkeypatch.setattr(cache.pools, "free", lambda slots: None)
     cache.first_rank.faults.catch("prefill.hook", KeyError())
     with pytest.raises(SoakFailure, match=r"state slots: . of .* lost"):
         soak.run()

@@ -40,7 +40,7 @@ def both(setting: Setting, policy: str, division: Division) -> tuple[HostReplay,
     if division is Division.TWO_POOLS:
         pools, needs = Pools(setting.num_kv_tokens, setting.num_state_slots), None
     else:
-        num_bytes = real.cache.joint_memory.num_bytes
+        num_bytes = real.cache.pools.memory.num_bytes
         pools, needs = JointPool(num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
     hybrid = hybrid_cache(choice, COSTS, page, page, None, latency, *([needs] if needs else []))
     return real, ServerReplay(hybrid, pools, setting.scheduling)

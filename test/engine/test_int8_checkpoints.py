@@ -12,8 +12,8 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.mem_cache.mamba_checkpoint_pool import Int8CheckpointStore, MambaCheckpointPool
 
-from marconi.engine.int8.cache import Int8RadixCache
 from marconi.engine.int8.division import checkpoint_bytes_of
+from marconi.engine.int8.pools import Int8Pools
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.support import require_plain
 from marconi.engine.version import Refusal
@@ -51,24 +51,24 @@ def test_every_slot_is_accounted_for_and_every_request_reads_its_own_state(
     soak = soak_of(strategy, page_tokens, num_checkpoints)
     soak.run()
     cache = soak.scheduler.cache
-    assert isinstance(cache, Int8RadixCache)
+    assert isinstance(cache.pools, Int8Pools)
     assert soak.scheduler.num_hit_tokens > 0
-    assert cache.promised == []
+    assert cache.pools.promised == []
     (evictions,) = [sum(cache.tree_core.hybrid.counters.num_evictions.values())]
     assert evictions > 0
 
 
 def test_control_a_state_that_is_not_rounded_is_read_by_the_wrong_request(monkeypatch: pytest.MonkeyPatch) -> None:
     soak = soak_of(EXTRA, 1, 60)
-    monkeypatch.setattr(soak.scheduler.cache, "_round", lambda *_: None)
+    monkeypatch.setattr(soak.scheduler.cache.pools, "_round", lambda *_: None)
     with pytest.raises(SoakFailure, match="reads a state of another sequence"):
         soak.run()
 
 
 def test_control_a_promise_that_is_not_taken_back_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     soak = soak_of(EXTRA, 1, 60)
-    cache = soak.scheduler.cache
-    monkeypatch.setattr(cache, "_free_unkept", cache._free_live)
+    pools = soak.scheduler.cache.pools
+    monkeypatch.setattr(pools, "free_unkept", pools._free_live)
     with pytest.raises(SoakFailure, match="promised"):
         soak.run()
 
@@ -129,11 +129,10 @@ def live_pool(num_slots: int, dtype: torch.dtype) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_state_is_rounded_once_and_the_live_one_stays(dtype: torch.dtype) -> None:
     """Against a reference in torch: within half a step of the largest number of its channel."""
-    cache: Any = Int8RadixCache.__new__(Int8RadixCache)
     live, pool = live_pool(6, dtype), pool_of(9, dtype)
-    cache.req_to_token_pool = SimpleNamespace(mamba_pool=live, mamba_ckpt_pool=pool)
+    pools = Int8Pools(SimpleNamespace(mamba_pool=live, mamba_ckpt_pool=pool), None)
     before = live.mamba_cache.temporal.clone(), live.mamba_cache.conv[0].clone()
-    cache._round(torch.tensor([2, 5]), torch.tensor([7, 1]))
+    pools._round(torch.tensor([2, 5]), torch.tensor([7, 1]))
     assert torch.equal(live.mamba_cache.temporal, before[0])
     assert torch.equal(live.mamba_cache.conv[0], before[1])
     pool.load_to_active(live, torch.tensor([7, 1]), torch.tensor([0, 3]))

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.engine.int8.cache import Int8RadixCache
+from marconi.engine.int8.pools import Int8Pools as DeviceInt8Pools
 from marconi.engine.policies import PolicyChoice, hybrid_cache
 from marconi.policy.base import Need
 from marconi.policy.catalog import SERVED
-from marconi.replay.int8 import Int8Pools, Int8Server
+from marconi.replay.int8 import Int8Pools
 from marconi.replay.pools import Pools
 from marconi.replay.server import ServerReplay
 from rig.clock import TraceClock
@@ -35,15 +35,15 @@ IN_FLIGHT = {
 TOGETHER = (*agents(seed=5, num_sessions=12), *forks(seed=6, num_requests=60))
 
 
-def both(setting: Setting, num_checkpoints: int, policy: str) -> tuple[HostReplay, Int8Server]:
+def both(setting: Setting, num_checkpoints: int, policy: str) -> tuple[HostReplay, ServerReplay]:
     """The real cache, and the replay of it."""
     host, clock, page = replace(setting.host, num_checkpoints=num_checkpoints), TraceClock(), setting.page_tokens
     choice = PolicyChoice(policy, ttft_budget_s=1.0 if policy == "tail" else None)
     real = HostReplay(marconi(host, choice, COSTS, clock), host, 1, clock)
-    assert isinstance(real.cache, Int8RadixCache)
+    assert isinstance(real.cache.pools, DeviceInt8Pools)
     pools = Int8Pools(setting.num_kv_tokens, setting.num_state_slots, num_checkpoints=num_checkpoints)
     hybrid = hybrid_cache(choice, COSTS, page, page, None, real.cache.latency)
-    return real, Int8Server(hybrid, pools, setting.scheduling)
+    return real, ServerReplay(hybrid, pools, setting.scheduling)
 
 
 @pytest.mark.one_in(7)

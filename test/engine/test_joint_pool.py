@@ -9,7 +9,7 @@ import torch
 
 from marconi.engine.alternatives import Alternatives
 from marconi.engine.backend import pool_costs
-from marconi.engine.joint.cache import JointRadixCache
+from marconi.engine.joint.pools import JointPools
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, ONE_POOL, PolicyChoice, hybrid_cache
 from marconi.engine.support import require_planned_states
 from marconi.engine.version import Refusal
@@ -65,7 +65,7 @@ def replayed(real: HostReplay, setting: Setting, choice: PolicyChoice) -> Server
     """What stands for the cache of `real`, on as many bytes."""
     page = setting.page_tokens
     hybrid = hybrid_cache(choice, COSTS, page, page, None, needs=ONE_POOL)
-    num_bytes = real.cache.joint_memory.num_bytes
+    num_bytes = real.cache.pools.memory.num_bytes
     return ServerReplay(hybrid, JointPool(num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), setting.scheduling)
 
 
@@ -201,10 +201,10 @@ def test_the_status_counts_the_bytes_of_the_one_pool() -> None:
     serve(replay, agents(seed=1))
     status = replay.cache.status()
     assert status.joint_bytes is not None
-    num_bytes = replay.cache.joint_memory.bytes_of(replay.cache.full_evictable_size(), status.num_states)
+    num_bytes = replay.cache.pools.memory.bytes_of(replay.cache.full_evictable_size(), status.num_states)
     assert status.joint_bytes.cached == num_bytes
     assert status.joint_bytes.in_use == 0
-    assert status.as_dict()["joint_bytes"]["size"] == replay.cache.joint_memory.num_bytes
+    assert status.as_dict()["joint_bytes"]["size"] == replay.cache.pools.memory.num_bytes
     assert status.evictions["bytes"] > 0 == status.evictions["kv"] == status.evictions["states"]
     assert replay.cache.stats.describe().startswith(
         f"{status.joint_bytes.size} bytes for KV tokens of 32 bytes and states of 2048 bytes together, page 1, "
@@ -214,12 +214,12 @@ def test_the_status_counts_the_bytes_of_the_one_pool() -> None:
 def test_a_shadow_has_the_bytes_of_the_one_pool() -> None:
     cache = on_marconi(SETTINGS["page-1"], BEST).cache
     memory = cache.stats.memory(Alternatives(one_pool=True))
-    assert (memory.joint_bytes, memory.num_tokens, memory.num_slots) == (cache.joint_memory.num_bytes, 0, 0)
+    assert (memory.joint_bytes, memory.num_tokens, memory.num_slots) == (cache.pools.memory.num_bytes, 0, 0)
 
 
 def test_costs_are_of_the_one_pool() -> None:
     cache = on_marconi(SETTINGS["page-16"], BEST).cache
-    assert isinstance(cache, JointRadixCache)
+    assert isinstance(cache.pools, JointPools)
 
     class Params:
         token_to_kv_pool_allocator = cache.token_to_kv_pool_allocator

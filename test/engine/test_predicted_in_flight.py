@@ -48,7 +48,7 @@ def served(setting: Setting, division: Division, requests: Sequence[Request]) ->
     page, needs = setting.page_tokens, TWO_POOLS
     pools: Pool = Pools(setting.num_kv_tokens, setting.num_state_slots)
     if division is Division.ONE_POOL:
-        pools, needs = JointPool(cache.joint_memory.num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
+        pools, needs = JointPool(cache.pools.memory.num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
     hybrid = hybrid_cache(CHOICE, COSTS, page, page, None, needs=needs)
     replay = ServerReplay(hybrid, pools, setting.scheduling)
     return replay, [_sent(request, req) for request, req in asked]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from marconi.engine.joint.memory import JointMemory
+from marconi.engine.joint.pools import JointMemory
 from marconi.engine.persistence import saver as module
 from marconi.engine.persistence.files import INDEX, SavedFolder
 from marconi.engine.persistence.saver import Saver

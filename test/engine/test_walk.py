@@ -1,6 +1,6 @@
-"""From SGLang's call to the victim and back, in one pool, the default way enters 26 of our files: `docs/tour.md`.
+"""From SGLang's call to the victim and back, in one pool, the default way enters 27 of our files: `docs/tour.md`.
 
-Sixteen decide, and the tour stops at each. Ten decide nothing: they count, number steps, explain misses and, on the
+Seventeen decide, and the tour stops at each. Ten decide nothing: they count, number steps, explain misses and, on the
 first of several ranks, time prefills. One is entered by a fit alone.
 """
 
@@ -29,11 +29,12 @@ WALK = {
     "engine/cache.py",
     "engine/core/memory.py",
     "engine/core/tree_core.py",
-    "engine/joint/cache.py",
-    "engine/joint/memory.py",
+    "engine/core/pools.py",
+    "engine/joint/admission.py",
+    "engine/joint/pools.py",
     "engine/scheduler.py",
+    "lifecycle/running.py",
     "policy/admission/plan.py",
-    "policy/base.py",
     "policy/eviction/best.py",
     "policy/eviction/order.py",
     "policy/forecast/forecast.py",
@@ -88,10 +89,10 @@ def files_on_the_way() -> set[str]:
     return found
 
 
-def test_the_way_to_the_victim_and_back_is_in_26_files_and_the_tour_stops_where_something_is_decided() -> None:
+def test_the_way_to_the_victim_and_back_is_in_27_files_and_the_tour_stops_where_something_is_decided() -> None:
     files = files_on_the_way()
     assert files == WALK | OBSERVERS | LEARNERS
-    assert len(files) == 26
+    assert len(files) == 27
     listed = re.findall(
         r"^\d+\. .*?\]\(\.\./python/marconi/([\w/]+\.py)\)", TOUR.read_text(encoding="utf-8"), re.MULTILINE
     )

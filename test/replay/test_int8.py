@@ -15,10 +15,11 @@ from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.int8 import divide
 from marconi.policy.request import Request, pack
 from marconi.replay.bound import limits_of
-from marconi.replay.int8 import PER_REQUEST, Int8, Int8Pools, Int8Server
+from marconi.replay.int8 import PER_REQUEST, Int8, Int8Pools
 from marconi.replay.policies import ReplayTarget, build
 from marconi.replay.queueing import Batching, replay
 from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, Task, execute
 from marconi.tree import RadixTree, check_invariants
 
@@ -28,10 +29,10 @@ TWO_POOLS = frozenset({Need.KV, Need.STATE})
 BEST = PolicySpec("best")
 
 
-def server(pools: Int8Pools, page: int = 1, scheduling: Scheduling | None = None) -> Int8Server:
+def server(pools: Int8Pools, page: int = 1, scheduling: Scheduling | None = None) -> ServerReplay:
     tree = RadixTree(page, max_ghosts=20, ids_per_unit=page)
     hybrid = HybridCache(tree, Judicious(page, least_tokens=1), Order(SeparateLru(TWO_POOLS)))
-    return Int8Server(hybrid, pools, scheduling or Scheduling())
+    return ServerReplay(hybrid, pools, scheduling or Scheduling())
 
 
 def request(prompt: list[int], answer: list[int], arrival_s: float) -> Request:
@@ -50,7 +51,7 @@ PIECES = st.lists(st.integers(0, 1), min_size=1, max_size=20)
 REQUESTS = st.lists(st.tuples(st.booleans(), PIECES, PIECES), min_size=1, max_size=60)
 
 
-def serve_all(replayed: Int8Server, drawn: list[tuple[bool, list[int], list[int]]]) -> None:
+def serve_all(replayed: ServerReplay, drawn: list[tuple[bool, list[int], list[int]]]) -> None:
     """Prompts of two letters, some of which go on from the last answer; nothing is lost after any of them."""
     said: list[int] = []
     for index, (goes_on, letters, answer) in enumerate(drawn):
@@ -146,7 +147,7 @@ def test_more_requests_at_once_leave_fewer_checkpoints() -> None:
         memory_bytes = 200 * given_inputs.model.state_bytes
         target = build(BEST, Task(BEST, memory_bytes, int8_checkpoints=True).config(given_inputs))
         assert target.mamba_ratio == 0.9
-        assert isinstance(target.cache, Int8Server)
+        assert isinstance(target.cache, ServerReplay)
         num_checkpoints.append(target.cache.pools.num_checkpoints)
         assert target.cache.fits(given_inputs.trace.requests[0])
     assert num_checkpoints[0] > num_checkpoints[1]

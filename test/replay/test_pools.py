@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
+from marconi.lifecycle.pools import Amount
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
-from marconi.replay.pools import Amount, JointPool, Pools
+from marconi.replay.pools import JointPool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree

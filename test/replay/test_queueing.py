@@ -14,7 +14,7 @@ from marconi.replay.policies import ReplayTarget
 from marconi.replay.policies.block import BlockServer
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.queueing import Batching
-from marconi.replay.server import RunningRequest, ServerReplay
+from marconi.replay.server import ReplayedRequest, ServerReplay
 from marconi.tree import Node, check_invariants
 
 from . import worlds
@@ -24,7 +24,7 @@ from .worlds import SPEED, SecondAToken, request, trace
 class WatchedRun:
     """A run that is noted when it begins and finishes, and whether the state in use was there to the end."""
 
-    def __init__(self, watched: "Watched", run: RunningRequest, request: Request) -> None:
+    def __init__(self, watched: "Watched", run: ReplayedRequest, request: Request) -> None:
         self._watched, self._run, self._request = watched, run, request
 
     def __getattr__(self, name: str) -> object:
@@ -56,7 +56,7 @@ class Watched(ServerReplay):
         self.num_lost = 0
         self.num_running = self.most_running = 0
 
-    def run(self, request: Request, now_s: float) -> RunningRequest:
+    def run(self, request: Request, now_s: float) -> ReplayedRequest:
         self.began.append((request, now_s))
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)

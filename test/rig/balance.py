@@ -21,12 +21,12 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from marconi.engine.scheduler import notes_of
 
 if TYPE_CHECKING:
-    from marconi.engine.joint.memory import JointMemory
+    from marconi.engine.joint.pools import JointMemory
 
 
 def check_balance(cache: Any, in_flight: Collection[Any]) -> None:
     """Raise `AssertionError` unless `cache`, stock or ours, and the requests `in_flight` account for all memory."""
-    from marconi.engine.joint.memory import JointMemory
+    from marconi.engine.joint.pools import JointMemory
 
     _check_tree(cache, in_flight)
     kv, slots, rows = cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator, cache.req_to_token_pool
@@ -112,7 +112,7 @@ def _check_tree(cache: Any, in_flight: Collection[Any]) -> None:
 
 def _check_checkpoints(cache: Any, slots: Any, held: np.ndarray[Any, Any], in_flight: Collection[Any]) -> None:
     """Of checkpoints in int8: each slot is free, the tree's, or promised to a planned state."""
-    promised = np.array([int(slot) for slot in cache.promised], dtype=np.int64)
+    promised = np.array([int(slot) for slot in cache.pools.promised], dtype=np.int64)
     parts = {"free": slots.free_slots.numpy(), "tree": held, "promised": promised}
     _check_partition("checkpoint slots", parts, range(1, slots.size + 1))
     runs = [run for req in in_flight if (run := notes_of(req).run) is not None]

@@ -45,7 +45,7 @@ class HostReplay:
 
     def fits(self, request: Request) -> bool:
         """Whether the pools hold it if nothing else is in them."""
-        from marconi.engine.joint.memory import JointMemory
+        from marconi.engine.joint.pools import JointMemory
 
         page, num_tokens = self.host.page_tokens, request.num_processed_tokens
         num_paged = -(-num_tokens // page) * page

@@ -172,16 +172,13 @@ def marconi_rank(
     from marconi.engine.cache import MarconiRadixCache
     from marconi.engine.core.registration import register_tree_core
     from marconi.engine.host.cache import TieredRadixCache
-    from marconi.engine.int8.cache import Int8RadixCache
-    from marconi.engine.joint.cache import JointRadixCache
 
     register_tree_core()
     hook_into(upstream.TRACKING)
     if host.memory is Division.ONE_POOL:
         hook_into(upstream.ONE_POOL)
     ends = EndStateSource.WORKING if host.page_tokens == 1 else EndStateSource.TRACKED
-    of_pools = TieredRadixCache if host.host_ratio else Int8RadixCache if host.num_checkpoints else MarconiRadixCache
-    made = JointRadixCache if host.memory is Division.ONE_POOL else of_pools
+    made = TieredRadixCache if host.host_ratio else MarconiRadixCache
 
     def make(params: Any) -> "MarconiRadixCache":
         cache = made(params, choice, costs, Flags(explain=host.explains, save_dir=host.save_dir), first_rank, log, ends)

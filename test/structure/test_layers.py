@@ -11,7 +11,7 @@ from structure.test_circles import arrows, sources
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
 LAYERS = (
-    *("process", "chat", "model", "tree", "policy", "baselines", "replay", "view"),
+    *("process", "chat", "model", "tree", "policy", "lifecycle", "baselines", "replay", "view"),
     *("events", "router", "fleet", "engine", "validate", "cpu", "demo", "cli"),
 )
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}

@@ -36,9 +36,8 @@ from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.host.link import link_speed
-from marconi.engine.int8.cache import Int8RadixCache
-from marconi.engine.joint.cache import JointRadixCache
-from marconi.engine.joint.memory import JointMemory
+from marconi.engine.int8.pools import Int8Pools
+from marconi.engine.joint.pools import JointMemory
 from marconi.engine.persistence.lock import FolderLock
 from marconi.engine.persistence.saver import Saver, identity_of
 from marconi.engine.persistence.weights import ModelWeights
@@ -131,10 +130,11 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             first_rank = FirstRank(clock, costs.flops)
         ours = TreeLog() if publishes(given) else None
         theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
-        cache = cache_class(facts)(params, choice, costs, given, first_rank, theirs or ours, ends)
+        kind = TieredRadixCache if facts.has_host_tier else MarconiRadixCache
+        cache = kind(params, choice, costs, given, first_rank, theirs or ours, ends)
         cache.split = divided
-        if isinstance(cache, Int8RadixCache) and not arguments.disable_overlap_schedule and not facts.is_on_cpu:
-            cache.forward_stream = ctx.tp_worker.model_runner.forward_stream
+        if isinstance(cache.pools, Int8Pools) and not arguments.disable_overlap_schedule and not facts.is_on_cpu:
+            cache.pools.forward_stream = ctx.tp_worker.model_runner.forward_stream
         cache.vocab_size = ctx.model_config.vocab_size
         if theirs is not None:
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
@@ -164,15 +164,6 @@ def load_saved(cache: MarconiRadixCache, ctx: "TreeCacheBuildContext", folder: P
     # The age of a loaded state counts from now.
     cache.adopt(cache.first_rank.tick(cache.first_rank.clock()))
     cache.saver.load()
-
-
-def cache_class(facts: Facts) -> type[MarconiRadixCache]:
-    """The class of a server's cache."""
-    if facts.has_one_pool:
-        return JointRadixCache
-    if facts.has_int8_checkpoints:
-        return Int8RadixCache
-    return TieredRadixCache if facts.has_host_tier else MarconiRadixCache
 
 
 def facts_of(ctx: "TreeCacheBuildContext") -> Facts:

@@ -7,9 +7,8 @@
     evict                   victims one by one, their memory back in one piece
     locks, sizes            SGLang's own, over `core/tree_core.py`
 
-A planned state may take a slot that is free or what is worth less, but nothing that a request needs to run: what is
-*reserved* is what requests take before the states of this prefill join the tree, and a slot is taken only beside it.
-One that nobody has asked for takes a slot that is spare, or if it is worth more than what would be evicted for it.
+Which planned states get a slot is decided by `lifecycle/running.py`, as in the replay; how memory is divided is
+the pools' (`core/pools.py`).
 
 With pages of one token the state at a request's end is its working state, which stands after the last token that was
 computed, whether scheduling overlaps or not, and nothing is tracked (`scheduler.py`); of accepted drafts, see
@@ -26,7 +25,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,12 +42,15 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import mamba_track_grid
 
 from marconi.engine.advice import Advisor
+from marconi.engine.core.pools import DevicePools, Targets
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.explain import Explained, Explanations, uncached
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import Check, Flags
+from marconi.engine.int8.pools import Int8Pools
+from marconi.engine.joint.pools import JointMemory, JointPools
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.moments import Moment, Moments
 from marconi.engine.picture import Picture
@@ -58,7 +59,7 @@ from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.running import may_track
 from marconi.engine.scheduler import (
     EndState,
-    RunningRequest,
+    ServedRequest,
     WaitingRequests,
     asked_by,
     closing_of_answer,
@@ -73,7 +74,6 @@ from marconi.engine.scheduler import (
     lends_slots,
     note_match,
     notes_of,
-    num_reserved_slots,
     packed,
     settle,
     shared_elsewhere,
@@ -86,8 +86,10 @@ from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.engine.trail import Trail
 from marconi.events.tree_log import Tenant, TreeLog
+from marconi.lifecycle.pools import NOTHING, Amount
+from marconi.lifecycle.running import by_precedence, take_planned
 from marconi.model.learned_latency import LearnedLatency
-from marconi.policy.admission.plan import PrefillPlan
+from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
 from marconi.policy.base import Costs
 from marconi.policy.divergence import Divergence, divergence_of
 from marconi.policy.forecast.turns import NO_CLOSING
@@ -95,7 +97,6 @@ from marconi.policy.hybrid_cache import HybridCache, Suffix
 from marconi.policy.kv_hints import EndedRequest, Prefetch, obey, reject
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease
-from marconi.tree import Freed
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
@@ -107,9 +108,6 @@ if TYPE_CHECKING:
     from marconi.engine.persistence.saver import Saver
 
 logger = logging.getLogger(__name__)
-
-Targets = Mapping[ComponentType, tuple[Any, int]]
-"""Per component that is short: the component whose pool is asked, and the free size that is required of it."""
 
 
 class MarconiRadixCache(UnifiedRadixCache):
@@ -162,6 +160,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Under `--marconi-save-dir`."""
         self.latency = LearnedLatency(costs.flops)
         self.explanations = Explanations(self.latency, costs.flops)
+        self.pools = pools_of(params)
         super().__init__(params)
         if params.enable_session_radix_cache:
             self.session_refs = SessionStates(self.tree_core)
@@ -194,10 +193,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         page = params.page_size
 
         def make(memory: Memory) -> HybridCache:
-            ids, explains = page * IDS_PER_TOKEN, self.flags.explain
-            return hybrid_cache(self.choice, self.costs, page, ids, memory, self.latency, explains=explains)
+            choice, ids, needs = self.choice, page * IDS_PER_TOKEN, frozenset(self.pools.needs.values())
+            explains = self.flags.explain
+            return hybrid_cache(choice, self.costs, page, ids, memory, self.latency, needs, explains=explains)
 
-        return MarconiTreeCore(params, make, self.clock, log=self.log)
+        return MarconiTreeCore(params, make, self.clock, self.pools.needs, self.log)
 
     def clock(self) -> float:
         """The time of the last tick, in seconds: that of all decisions."""
@@ -219,7 +219,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """
         self.plans = False
         pool = self.req_to_token_pool
-        has_own_pool = self.joint_bytes is not None or self.state_slots is not pool.mamba_allocator
+        has_own_pool = self.joint_bytes is not None or not self.pools.are_slots_shared
         lacks_slots = self._num_lent > 0 and not may_track(pool.size, pool.mamba_allocator.size, self._num_lent)
         self.cuts_prefills = has_own_pool or self._is_lazy or lacks_slots or self.end_source in OF_A_STEP
         if not self.cuts_prefills:
@@ -257,7 +257,12 @@ class MarconiRadixCache(UnifiedRadixCache):
     @property
     def state_slots(self) -> Any:
         """SGLang's allocator of the slots that hold the tree's states."""
-        return self.req_to_token_pool.mamba_allocator
+        return self.pools.state_slots
+
+    @property
+    def hybrid(self) -> HybridCache:
+        """The owner of what is held."""
+        return self.tree_core.hybrid
 
     @property
     def host_use(self) -> HostUse | None:
@@ -267,11 +272,12 @@ class MarconiRadixCache(UnifiedRadixCache):
     @property
     def joint_bytes(self) -> Use | None:
         """Bytes of the one pool; None where KV and states have pools of their own."""
-        return None
+        return self.pools.joint_use(self.tree_core)
 
     def reset(self) -> None:
         """Reset like SGLang."""
         super().reset()
+        self.pools.reset()
         self.waiting = WaitingRequests(self.tree_core, self.moments)
         self.explanations.flushed()
 
@@ -325,10 +331,19 @@ class MarconiRadixCache(UnifiedRadixCache):
             steps.tried.append(now)
 
     def _look_up(self, params: MatchPrefixParams) -> Lease:
+        """Look up a prompt; without a slot for a copy of the state that it would resume from it is a miss, for now."""
         req, key = params.req, params.key
         # Embeddings of a request's own are looked up by no tokens.
         is_whole = req is not None and len(key.token_ids) == len(req.origin_input_ids) + len(req.output_ids)
-        return self.tree_core.look_up(key, packed(req, self.tree_core) if is_whole else None)
+        core = self.tree_core
+        lease = core.look_up(key, packed(req, core) if is_whole else None)
+        source = lease.match.source
+        if source is None or not params.cow_mamba or req is None or req.kv.holds_mamba:
+            return lease
+        if self.pools.has_slot_for_copy(source, core):
+            return lease
+        request = lease.request
+        return Lease(request, core.hybrid.tree.match(request.path, 0, request.namespace))
 
     def touch_prefix(self, key: "RadixKey") -> None:
         """A waiting request uses nothing yet: only what a request starts from counts as used."""
@@ -357,35 +372,30 @@ class MarconiRadixCache(UnifiedRadixCache):
         now_s = self.clock()
         if self.first_rank is not None:
             self.stats.publish(now_s)
-        reserved = self._reserved(reqs)
         runs = [notes_of(req).run or self._begin(req, now_s) for req in reqs]
         if self.moments is not None:
             for req in reqs:
                 steps_of(req).computes(req.extend_end, self.moments.now())
-        planned = [
-            (run.plan.precedence(depth), row, depth, run)
-            for row, (req, run) in enumerate(zip(reqs, runs, strict=True))
-            if self.plans and run is not None
-            for depth in run.plan.depths
-            if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints
-        ]
+        chunks = [(run, req.prefix_len, req.extend_end) for req, run in zip(reqs, runs, strict=True)]
+        planned = by_precedence(chunks) if self.plans else []
+        reserved = self._reserved(reqs) if planned else NOTHING
         checkpoints: list[Checkpoint] = []
-        for _, row, depth, run in sorted(planned, key=itemgetter(0, 1)):
-            slot = self._take_slot(reserved, run, depth, now_s)
+        for row, depth in planned:
+            run, req = runs[row], reqs[row]
+            assert run is not None, "it plans a state"
+            slot = take_planned(run, depth, self, reserved, now_s)
             if slot is not None:
-                run.granted.add(depth)
                 checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
                 checkpoints.append(checkpoint)
-            elif not run.plan.is_between_steps(depth):
-                run.absent[depth] = Cause.NO_SLOT
+            elif depth in run.absent:
                 self.stats.num_not_written += 1
-                self.waiting.arrived(reqs[row], depth)
-                count_dropped(reqs[row], depth, self.page_size)
+                self.waiting.arrived(req, depth)
+                count_dropped(req, depth, self.page_size)
         for checkpoint in checkpoints:
             checkpoint.batch = checkpoints
         return checkpoints
 
-    def _begin(self, req: "Req", now_s: float) -> RunningRequest | None:
+    def _begin(self, req: "Req", now_s: float) -> ServedRequest | None:
         notes = notes_of(req)
         lease = notes.lease
         if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
@@ -408,7 +418,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             if explanation is not None and self.moments is not None:
                 notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
                 self._explain(req, explanation, now_s, self.moments, diverged)
-        run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
+        run = notes.run = ServedRequest(lease, self._plan(req, lease) if self.plans else NO_PLAN)
         for position in asked_by(req).over_limit:
             run.absent[position // self.page_size * self.page_size] = Cause.HINT_OVER_LIMIT
         if self.first_rank is not None:
@@ -459,7 +469,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         elif is_finished:
             end = None if run is None else self._keep_end(req, run, up_to)
-            self._release_states(req, end)
+            self._release_states(req, end if self.pools.are_slots_shared else None)
         elif run is not None:
             self._keep_prefill(req, run, up_to)
         if is_finished:
@@ -472,7 +482,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             if self.advisor is not None and run is not None:
                 self.advisor.served(req, run.lease.request, self.latency)
 
-    def _obey(self, req: "Req", run: RunningRequest | None) -> None:
+    def _obey(self, req: "Req", run: ServedRequest | None) -> None:
         """Obey the `kv_hints` of a request that has left its states, answer them, and note its session."""
         hints, core, sessions = req.kv_hints, self.tree_core, self.session_refs
         if run is None:
@@ -510,12 +520,12 @@ class MarconiRadixCache(UnifiedRadixCache):
             self._free_planned(run)
         self.waiting.ended(req)
 
-    def _keep_prefill(self, req: "Req", run: RunningRequest, up_to: int) -> None:
+    def _keep_prefill(self, req: "Req", run: ServedRequest, up_to: int) -> None:
         slots = self._written(req, run, up_to)
         if slots:
             self._keep(req, run.lease, slots, run.absent)
 
-    def _keep_end(self, req: "Req", run: RunningRequest, up_to: int) -> "EndState | None":
+    def _keep_end(self, req: "Req", run: ServedRequest, up_to: int) -> "EndState | None":
         """Keep what the prefill left, and the request's last state; returns that if it was kept."""
         slots = self._written(req, run, up_to)
         end = self._end_state(req, up_to)
@@ -540,10 +550,13 @@ class MarconiRadixCache(UnifiedRadixCache):
         return end
 
     def _may_keep_end(self) -> bool:
-        """True if the tree can take the last state of a request: it takes the slot with it."""
+        """True if the tree can take the last state of a request."""
+        if not self.pools.promise():
+            self._evict_state()
+            return self.pools.promise()
         return True
 
-    def _written(self, req: "Req", run: RunningRequest, up_to: int) -> dict[int, torch.Tensor]:
+    def _written(self, req: "Req", run: ServedRequest, up_to: int) -> dict[int, torch.Tensor]:
         """Slots of the checkpoints up to `up_to` tokens, taken off the run; those that no model wrote are freed."""
         written: dict[int, torch.Tensor] = {}
         unwritten: dict[int, torch.Tensor] = {}
@@ -562,7 +575,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
             run.absent |= dict.fromkeys(unwritten, Cause.NOT_WRITTEN)
             self.stats.num_not_written += len(unwritten)
-            self._free_unkept(unwritten)
+            self.pools.free_unkept(unwritten.values())
         return written
 
     def _on_all_ranks(self, *flags: bool) -> list[bool]:
@@ -598,6 +611,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """States in `slots`, by depth, and the KV before the last of them join the tree, and the lock moves there."""
         kv, core = req.kv, self.tree_core
         hybrid, memory = core.hybrid, core.memory
+        slots = self.pools.join(slots, end_depth)
         depths = sorted(slots)
         shared, end = kv.cache_protected_len, depths[-1]
         start = core.start_of(req.lock.node, lease.request.namespace)
@@ -615,7 +629,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         for node in made:
             slot = slots[node.depth]
             if node in memory.states:
-                self._free_slots({node.depth: slot})
+                self.pools.free([slot])
             else:
                 memory.keep_state(node, slot)
                 if node.depth == end_depth:
@@ -633,47 +647,47 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     # Slots and victims
 
-    def _reserved(self, reqs: "list[Req]") -> int:
-        """Slots, or bytes of one pool, that are taken before the states of this prefill join the tree."""
+    def _reserved(self, reqs: "list[Req]") -> Amount:
+        """Memory that requests take before the states of this prefill join the tree."""
         num_copied = len(self.ongoing_write_through) + len(self.ongoing_load_back)
-        return num_reserved_slots(reqs, self.req_to_token_pool, self.mamba_protected_size() - num_copied)
+        return self.pools.reserved(reqs, self.mamba_protected_size() - num_copied)
 
-    def _spares_slot(self, reserved: int, *, may_evict: bool) -> bool:
-        """True if a slot is free beside those `reserved`, once all that is evictable has been evicted for it."""
+    def evictable(self) -> Amount:
+        """KV on no locked path, and unlocked states."""
         core = self.tree_core
-        num_evictable = core.mamba_evictable_size() - core.hybrid.num_awaited if may_evict else 0
-        return bool(self.state_slots.available_size() + num_evictable > reserved)
+        return Amount(core.evictable_size(), core.mamba_evictable_size())
 
-    def _take_slot(self, reserved: int, run: RunningRequest, depth: int, now_s: float) -> torch.Tensor | None:
-        """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
-        allocator, core = self.state_slots, self.tree_core
-        if not self._spares_slot(reserved, may_evict=True):
-            return None
-        role = None if self._spares_slot(reserved, may_evict=False) else run.plan.roles.get(depth)
-        need = core.needs[ComponentType.MAMBA]
-        if role is not None and not core.hybrid.deserves(run.lease, depth, role, run.granted, need, now_s):
-            return None
-        slot: torch.Tensor | None = allocator.alloc(1)
-        if slot is not None:
-            return slot
-        self._evict_state()
-        taken: torch.Tensor | None = allocator.alloc(1)
-        return taken
+    def take_planned(self, now_s: float) -> torch.Tensor | None:
+        """A slot for a planned state, after an eviction if none is free; None if nothing may be evicted."""
+        slot = self.pools.take_planned()
+        if slot is None:
+            self._evict_state()
+            slot = self.pools.take_planned()
+        return slot
 
     def _evict_state(self) -> None:
         """Free a slot of the tree's, if any may be freed."""
-        self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+        params = EvictParams(num_tokens=0, mamba_num=1)
+        if self.pools.are_slots_shared:
+            self.evict_for_alloc(params)
+        else:
+            self.evict(params)
 
-    def _free_planned(self, run: RunningRequest) -> None:
-        self._free_unkept({depth: run.checkpoints.pop(depth).slot for depth in [*run.checkpoints]})
+    def _free_planned(self, run: ServedRequest) -> None:
+        self.pools.free_unkept(run.checkpoints.pop(depth).slot for depth in [*run.checkpoints])
 
-    def _free_unkept(self, slots: dict[int, torch.Tensor]) -> None:
-        """Free the slots of planned states that the tree will not have."""
-        self._free_slots(slots)
-
-    def _free_slots(self, slots: dict[int, torch.Tensor]) -> None:
-        for slot in slots.values():
-            self.state_slots.free(slot)
+    def evict_for_alloc(
+        self, params: EvictParams, *, allocation_reclaim_satisfied: Callable[[], bool] | None = None
+    ) -> EvictResult:
+        """Evict as SGLang asks; of one pool by worth, whichever side is short, and not first what that side holds."""
+        if self.joint_bytes is None or self.disable:
+            return super().evict_for_alloc(params, allocation_reclaim_satisfied=allocation_reclaim_satisfied)
+        assert allocation_reclaim_satisfied is None, "a quota of KV and states apart"
+        wanted = {ComponentType.FULL: params.num_tokens, ComponentType.MAMBA: params.mamba_num}
+        return self._evict(
+            params,
+            {kind: (kind, self._component_available_size(kind) + count) for kind, count in wanted.items() if count > 0},
+        )
 
     def _evict(
         self,
@@ -686,24 +700,19 @@ class MarconiRadixCache(UnifiedRadixCache):
         satisfied = allocation_reclaim_satisfied
         if self.disable or satisfied is not None:
             return super()._evict(params, available_size_targets, allocation_reclaim_satisfied=satisfied)
-        # KV before states, and for a target until nothing is left, as there.
-        start_s, core, freed = time.perf_counter(), self.tree_core, Freed(0, 0)
+        start_s, core = time.perf_counter(), self.tree_core
         try:
-            for short, num_wanted in ((ComponentType.FULL, params.num_tokens), (ComponentType.MAMBA, params.mamba_num)):
-                target = None if available_size_targets is None else available_size_targets.get(short)
-                num_short = None if target is None else partial(self._num_short, *target)
-                if target is not None and short is ComponentType.FULL and num_wanted > 0:
-                    num_wanted = max(num_wanted, core.full_evictable_size())
-                freed = core.evict_until(short, num_wanted, freed, num_short)
+            freed = self.pools.evict(core, params, available_size_targets or {}, self._component_available_size)
         finally:
-            self._give_back()
+            self.pools.give_back(core)
         self.update_eviction_metrics(freed.num_tokens, start_s)
         return EvictResult(num_tokens_evicted=freed.num_tokens, mamba_num_evicted=freed.num_states)
 
-    def _num_short(self, component: Any, num_wanted: int) -> int:
-        """How much is missing of a target once all that is free has been given back."""
-        self._give_back()
-        return num_wanted - int(self._component_available_size(component))
 
-    def _give_back(self) -> None:
-        self.tree_core.memory.give_back(self.token_to_kv_pool_allocator, self.state_slots)
+def pools_of(params: "CacheInitParams") -> DevicePools:
+    """The pools of a server, by how its memory is divided."""
+    requests, kv = params.req_to_token_pool, params.token_to_kv_pool_allocator
+    memory = JointMemory.of(kv)
+    if memory is not None:
+        return JointPools(requests, kv, memory)
+    return DevicePools(requests, kv) if getattr(requests, "mamba_ckpt_pool", None) is None else Int8Pools(requests, kv)

@@ -29,16 +29,16 @@ from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, EndStateSource, copy_state
 from marconi.engine.trail import Trail
 from marconi.events.base import SHARED_ELSEWHERE
+from marconi.lifecycle.running import RunningRequest
 from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
-from marconi.policy.misses import Cause
 from marconi.policy.request import Lease, Request
 from marconi.policy.waiting import WaitingPrompts
 from marconi.tree import Node
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
+    pass
 
 PLAN: Final = "marconi_plan"
 """On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: a plan, for its next batch."""
@@ -51,19 +51,13 @@ _NO_HINTS: Final = Hints(())
 
 
 @dataclass(slots=True)
-class RunningRequest:
-    """A request from its first prefill on: its match, its plan, and the slots of the states that a prefill leaves."""
+class ServedRequest(RunningRequest):
+    """A request of SGLang's that runs, and the slots of the states that a prefill leaves."""
 
-    lease: Lease
-    plan: PrefillPlan
     began_s: float | None = None
     """When its prefill began, by the first rank's clock; None elsewhere, and once its time was taken."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     """States that a prefill leaves and the tree has not taken yet, by depth in tokens."""
-    granted: set[int] = field(default_factory=set)
-    """Depths of all states that have got a slot."""
-    absent: dict[int, Cause] = field(default_factory=dict)
-    """Depths of states that were asked for or planned and will not be there."""
 
 
 @dataclass(slots=True)
@@ -72,7 +66,7 @@ class RequestNotes:
 
     lease: Lease | None = None
     """Its last match in the tree; None if it was never matched."""
-    run: RunningRequest | None = None
+    run: ServedRequest | None = None
     """None before its first prefill and after its end."""
     packed: tuple[Any, Request] | None = None
     """Its prompt as SGLang has it, and as it was packed."""
@@ -266,32 +260,6 @@ def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
 
 
 # Slots
-
-
-def num_reserved_slots(reqs: "list[Req]", req_to_token_pool: Any, num_sources: int) -> int:
-    """Slots that are taken before the states of the next prefill, of `reqs`, join the tree.
-
-    Those of requests, and of states: every other request that runs, or may, in place of one that ends first, starts
-    from a state of its own, which it locks: `num_sources` are locked now.
-    """
-    num_locked_by_others = num_sources - sum(req.kv.cache_protected_len > 0 for req in reqs)
-    num_to_lock = req_to_token_pool.size - len(reqs) - num_locked_by_others
-    return num_slots_of_requests(reqs, req_to_token_pool) + max(num_to_lock, 0)
-
-
-def num_slots_of_requests(reqs: "list[Req]", req_to_token_pool: Any) -> int:
-    """Slots that requests take before the states of the next prefill, of `reqs`, join the tree.
-
-    By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still start:
-    each its working slot and its tracking slots.
-    """
-    num_tracking = req_to_token_pool.mamba_initial_tracking_slots
-    num_needed, num_others = 0, req_to_token_pool.available_size()
-    for req in reqs:
-        kv = req.kv
-        num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
-        num_others -= kv.req_pool_idx is None
-    return num_needed + max(num_others, 0) * (1 + num_tracking)
 
 
 def lends_slots(source: EndStateSource, is_lazy: bool) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from sglang.srt.session import session_controller
 
 from marconi.engine.faults import Faults
-from marconi.engine.scheduler import RunningRequest
+from marconi.engine.scheduler import ServedRequest
 from marconi.model.learned_latency import LearnedLatency
 
 INTERVAL_S: Final = 0.01
@@ -80,7 +80,7 @@ class FirstRank:
         self._ticked_s = now_s
         return Tick(now_s, self.latency.overhead_s, self.latency.s_per_flop, self.faults.first is None)
 
-    def began(self, run: RunningRequest) -> None:
+    def began(self, run: ServedRequest) -> None:
         """A request's prefill begins."""
         if isinstance(self.clock, RequestClock):
             # It says nothing of how long a prefill takes.
@@ -88,7 +88,7 @@ class FirstRank:
         else:
             run.began_s = self.clock()
 
-    def prefilled(self, run: RunningRequest, up_to: int) -> None:
+    def prefilled(self, run: ServedRequest, up_to: int) -> None:
         """A request has computed `up_to` tokens: from the first time that this is all of its prompt, learn."""
         request, match = run.lease
         if run.began_s is not None and up_to >= request.num_prompt_tokens:

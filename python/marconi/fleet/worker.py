@@ -21,7 +21,7 @@ from marconi.fleet.tree_events import TreeEvents
 from marconi.policy.request import Request
 from marconi.replay.policies import ReplayTarget
 from marconi.replay.queueing import Batching, Speed
-from marconi.replay.server import RunningRequest, ServerReplay
+from marconi.replay.server import ReplayedRequest, ServerReplay
 from marconi.router.dispatch import Dispatcher, Ticket
 
 NUM_RECENT: Final = 16
@@ -58,7 +58,7 @@ class SimulatedWorker:
         self._num_batches = 0
         self._waiting: deque[Job] = deque()
         self._prefilling: Job | None = None
-        self._running: dict[Job, RunningRequest | None] = {}
+        self._running: dict[Job, ReplayedRequest | None] = {}
         """None for a request that does not fit: it leaves nothing."""
         self._num_context_tokens = 0
         self._reports_load = reports_load

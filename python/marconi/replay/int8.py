@@ -5,20 +5,17 @@
 
 A state is rounded as it joins the tree, and its live slot is free. Live slots are the tree's neither to hold nor to
 evict: a planned state without one is not kept, and a hit without one is a miss. The engine's cache does the same, in
-the same order (`engine/int8/cache.py`).
+the same order (`engine/int8/pools.py`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
-from marconi.policy.hybrid_cache import HybridCache
+from marconi.lifecycle.pools import Amount
 from marconi.policy.int8 import RUNNING_SLOTS, PerRequest, divide
-from marconi.policy.request import Request
-from marconi.replay.pools import Amount, Pools
-from marconi.replay.scheduling import NUM_TRACKING_SLOTS, Scheduling
-from marconi.replay.server import RunningRequest, ServerReplay
-from marconi.tree import Freed, Match
+from marconi.replay.pools import Pools
+from marconi.replay.scheduling import NUM_TRACKING_SLOTS
+from marconi.tree import Freed
 
 PER_REQUEST: Final = PerRequest(num_counted=RUNNING_SLOTS + NUM_TRACKING_SLOTS, num_held=1)
 """Under `--mamba-radix-cache-strategy extra_buffer` with overlap; nobody reads what would be tracked."""
@@ -42,6 +39,20 @@ class Int8Pools(Pools):
     def num_rows(self, num_working_slots: int) -> int:
         """Each has its slots, and one for a state that is not rounded yet."""
         return self.num_slots // PerRequest(RUNNING_SLOTS, num_working_slots).num_live
+
+    are_slots_shared: ClassVar[bool] = False
+
+    @property
+    def has_slot_for_copy(self) -> bool:
+        """No live slot is evicted for it."""
+        return self.num_free_slots > 0
+
+    def promise(self) -> bool:
+        """Promise a free checkpoint to a state; False if there is none."""
+        if not self.num_free_checkpoints:
+            return False
+        self.num_free_checkpoints -= 1
+        return True
 
     def spares(self, evictable: Amount, reserved: Amount) -> bool:
         """Live slots are freed by no eviction."""
@@ -88,51 +99,3 @@ class Int8:
             return Int8Pools(num_tokens, 0)
         divided = divide(num_slots, PER_REQUEST, self.max_running, self.state_bytes, checkpoint_bytes)
         return Int8Pools(num_tokens, divided.num_live, num_checkpoints=divided.num_checkpoints)
-
-
-class Int8Server(ServerReplay):
-    """Serves requests whose states are rounded as the tree takes them."""
-
-    pools: Int8Pools
-
-    def __init__(self, hybrid: HybridCache, pools: Int8Pools, scheduling: Scheduling) -> None:
-        """The admission must plan ahead, and there must be no host tier."""
-        assert hybrid.admission.plans_ahead, "a server with checkpoints in int8 plans its states"
-        assert hybrid.host is None, "a server with checkpoints in int8 has no host tier"
-        super().__init__(hybrid, pools, scheduling)
-
-    def run(self, request: Request, now_s: float) -> RunningRequest:
-        """Begin `request`, for which there is room beside those that run."""
-        return Int8Request(self, request, now_s)
-
-    def match(self, request: Request, now_s: float) -> tuple[Match, float]:
-        """Like the base class, but a miss if no live slot is left for the state."""
-        match, load_s = super().match(request, now_s)
-        if match.source is not None and not self.pools.num_free_slots:
-            return self.hybrid.tree.match(request.path, 0, request.namespace), load_s
-        return match, load_s
-
-    def promise(self, now_s: float) -> bool:
-        """Take a checkpoint for a state that stands in a working slot; False if none is free or evictable."""
-        pools = self.pools
-        if not pools.num_free_checkpoints and (freed := self.hybrid.evict(pools.state_need, now_s)):
-            pools.collect(freed)
-        if not pools.num_free_checkpoints:
-            return False
-        pools.num_free_checkpoints -= 1
-        return True
-
-    def _num_to_lock(self, runs: Sequence[RunningRequest]) -> int:
-        """None: requests start from checkpoints, which take no live slot."""
-        return 0
-
-
-class Int8Request(RunningRequest):
-    """A request whose last state is kept if there is a checkpoint for it."""
-
-    _server: Int8Server
-
-    def _ends(self) -> Sequence[int]:
-        left = max(self._waiting, default=self._num_shared_tokens)
-        ends = [end for end in super()._ends() if end > left]
-        return ends if ends and self._server.promise(self.now_s) else ()

@@ -1,103 +1,14 @@
-"""Pools of KV and state slots, which a server lends while its requests run: two pools, or the bytes of one.
+"""Pools of a replayed server, which count what its requests and its tree take: two pools, or the bytes of one.
 
-Two pools are SGLang's `--mamba-full-memory-ratio`, one is its `--enable-unified-memory`. Who is short says which `Need`
-a victim is asked for: in one pool any victim helps either side, and what is free is bytes, rounded down to whole pages
-of KV or whole states.
+In one pool what is free is bytes, rounded down to whole pages of KV or whole states. For int8 see `int8.py`.
 """
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, TypeAlias
 
+from marconi.lifecycle.pools import Amount
 from marconi.policy.base import Need
 from marconi.tree import Freed
-
-
-class Amount(NamedTuple):
-    """Tokens of KV, and states."""
-
-    num_tokens: int
-    num_states: int
-
-    def without(self, other: "Amount") -> "Amount":
-        """The rest."""
-        return Amount(self.num_tokens - other.num_tokens, self.num_states - other.num_states)
-
-
-NOTHING: Final = Amount(0, 0)
-
-
-class Pool(Protocol):
-    """Memory that a server lends: KV in tokens, in whole pages, and state slots."""
-
-    @property
-    def kv_need(self) -> Need:
-        """The kind of memory that a victim must free when KV is short."""
-        ...
-
-    @property
-    def state_need(self) -> Need:
-        """The kind of memory that a victim must free when state slots are short."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """KV tokens, if it held nothing else."""
-        ...
-
-    @property
-    def num_slots(self) -> int:
-        """State slots, if it held nothing else."""
-        ...
-
-    @property
-    def num_free_tokens(self) -> int:
-        """KV tokens that may be taken now."""
-        ...
-
-    @property
-    def num_free_slots(self) -> int:
-        """State slots that may be taken now."""
-        ...
-
-    def num_rows(self, num_working_slots: int) -> int:
-        """Requests that a server has rows for, where each holds `num_working_slots`."""
-        ...
-
-    def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
-        """Take free tokens and slots."""
-        ...
-
-    def take_planned(self) -> None:
-        """Take a slot for a planned state."""
-        ...
-
-    def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
-        """Return tokens and slots."""
-        ...
-
-    def hand_over(self, num_states: int, num_kept: int) -> None:
-        """Hand the slots of `num_states` states to the tree, which keeps so many of them and returns the rest."""
-        ...
-
-    def collect(self, freed: Freed) -> None:
-        """Get back what the tree has evicted."""
-        ...
-
-    def holds(self, num_tokens: int, num_slots: int) -> bool:
-        """True if so much fits at once into the empty pools."""
-        ...
-
-    def spares(self, evictable: Amount, reserved: Amount) -> bool:
-        """True if `reserved` is free once everything `evictable` is evicted."""
-        ...
-
-    def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
-        """True if a slot beyond `reserved` is free once everything `evictable` is evicted."""
-        ...
-
-    def check_balance(self, held: Amount) -> None:
-        """Raise `AssertionError` unless everything except `held` is free."""
-        ...
 
 
 @dataclass(slots=True)
@@ -108,6 +19,8 @@ class Pools:
     num_slots: int
     num_free_tokens: int = 0
     num_free_slots: int = 0
+
+    are_slots_shared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for less than nothing; all is free at first."""
@@ -139,9 +52,18 @@ class Pools:
         self.num_free_tokens += num_tokens
         self.num_free_slots += num_slots
 
+    @property
+    def has_slot_for_copy(self) -> bool:
+        """A slot is evicted for it."""
+        return True
+
     def take_planned(self) -> None:
-        """Take a slot like any other."""
+        """Take a slot for a planned state, like any other."""
         self.take(num_slots=1)
+
+    def promise(self) -> bool:
+        """True if the tree can take the last state of a request: it takes the slot with it."""
+        return True
 
     def hand_over(self, num_states: int, num_kept: int) -> None:
         """Get back the slots of what the tree had."""
@@ -179,6 +101,8 @@ class JointPool:
     state_bytes: int
     page_tokens: int = 1
     num_free_bytes: int = 0
+
+    are_slots_shared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for sizes below 1; all is free at first."""
@@ -229,9 +153,18 @@ class JointPool:
         """Return tokens and slots."""
         self.num_free_bytes += self._bytes_of(num_tokens, num_slots)
 
+    @property
+    def has_slot_for_copy(self) -> bool:
+        """A slot is evicted for it."""
+        return True
+
     def take_planned(self) -> None:
-        """Take a slot like any other."""
+        """Take a slot for a planned state, like any other."""
         self.take(num_slots=1)
+
+    def promise(self) -> bool:
+        """True if the tree can take the last state of a request: it takes the slot with it."""
+        return True
 
     def hand_over(self, num_states: int, num_kept: int) -> None:
         """Get back the slots of what the tree had."""
@@ -262,3 +195,6 @@ class JointPool:
 
     def _tokens_in(self, num_bytes: int) -> int:
         return num_bytes // (self.kv_bytes_per_token * self.page_tokens) * self.page_tokens
+
+
+Pool: TypeAlias = Pools | JointPool

@@ -30,7 +30,7 @@ from marconi.policy.waiting import WaitingPrompts
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Outcome, Progress
 from marconi.replay.policies import ReplayTarget
-from marconi.replay.server import RunningRequest, ServerReplay
+from marconi.replay.server import ReplayedRequest, ServerReplay
 from marconi.tree import Node
 
 
@@ -63,7 +63,7 @@ class _Running(NamedTuple):
     position: int
     """Position in the trace."""
     request: Request
-    run: RunningRequest | None
+    run: ReplayedRequest | None
     """None for a request that does not fit."""
 
 
@@ -164,7 +164,7 @@ class _Loop:
             self.queue.remove(position)
         return started
 
-    def _begin(self, position: int, request: Request) -> RunningRequest | None:
+    def _begin(self, position: int, request: Request) -> ReplayedRequest | None:
         """Begin a request and say what waits for it; None if it does not fit."""
         server, waits = self.server, position in self.waiting
         if waits:

@@ -26,18 +26,18 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 
-from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
+from marconi.lifecycle.pools import NOTHING, Amount
+from marconi.lifecycle.running import RunningRequest, by_precedence, take_planned
+from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.counters import Counters
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.hybrid_cache import HybridCache, Suffix
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
-from marconi.replay.pools import NOTHING, Amount, Pool
+from marconi.replay.pools import Pool
 from marconi.replay.scheduling import Scheduling
 from marconi.tree import Match, Node
 
@@ -97,12 +97,12 @@ class ServerReplay:
         self.counters.num_too_large += 1
         self.counters.num_missed_tokens[Cause.UNCACHED] += request.num_prompt_tokens
 
-    def run(self, request: Request, now_s: float) -> "RunningRequest":
+    def run(self, request: Request, now_s: float) -> "ReplayedRequest":
         """Begin `request`, for which there is room beside those that run."""
-        kind = RunningRequest if self.hybrid.admission.plans_ahead else BaselineRequest
+        kind = ReplayedRequest if self.hybrid.admission.plans_ahead else BaselineRequest
         return kind(self, request, now_s)
 
-    def has_room(self, request: Request, match: Match, running: Iterable["RunningRequest"]) -> bool:
+    def has_room(self, request: Request, match: Match, running: Iterable["ReplayedRequest"]) -> bool:
         """True if `request`, of which the cache has `match`, can run to its end beside those `running`.
 
         Each keeps a state of its own from eviction, beside what it works on.
@@ -118,18 +118,20 @@ class ServerReplay:
 
     def match(self, request: Request, now_s: float) -> tuple[Match, float]:
         """Match `request`, loading a state from the host if that pays; returns the match and the load's seconds."""
-        hybrid, host = self.hybrid, self.hybrid.host
+        hybrid, host, load_s = self.hybrid, self.hybrid.host, 0.0
         match = hybrid.match(request)
         depth = 0 if host is None else host.to_load(request, match)
-        if host is None or not depth:
-            return match, 0.0
-        held = match.checkpoint if match.checkpoint.depth else None
-        self.use(held, None)
-        with host.loading(request, match, now_s):
-            num_tokens = self._take_for_load(request, depth, now_s)
-            load_s = 0.0 if num_tokens is None else hybrid.load(request, depth, num_tokens)
-        self.use(None, held)
-        return hybrid.match(request), load_s
+        if host is not None and depth:
+            held = match.checkpoint if match.checkpoint.depth else None
+            self.use(held, None)
+            with host.loading(request, match, now_s):
+                num_tokens = self._take_for_load(request, depth, now_s)
+                load_s = 0.0 if num_tokens is None else hybrid.load(request, depth, num_tokens)
+            self.use(None, held)
+            match = hybrid.match(request)
+        if match.source is not None and not self.pools.has_slot_for_copy:
+            match = hybrid.tree.match(request.path, 0, request.namespace)
+        return match, load_s
 
     def _take_for_load(self, request: Request, depth: int, now_s: float) -> int | None:
         """Take a slot, and KV for what is not there up to `depth`; how many tokens, None if there is too little memory.
@@ -179,40 +181,35 @@ class ServerReplay:
             num_tokens += end.depth - node.depth
         return Amount(num_tokens, len(in_use))
 
-    def take_planned_slots(
-        self, lease: Lease, plan: PrefillPlan, depths: Sequence[int], granted: set[int], reserved: Amount, now_s: float
-    ) -> list[int]:
-        """Take a slot for each of `depths`, the first first, beside what is reserved; returns those that have one.
+    def take_planned(self, now_s: float) -> bool | None:
+        """Take a slot for a planned state, after an eviction if none is free; None if nothing may be evicted."""
+        pools = self.pools
+        if not pools.spares_slot(NOTHING, NOTHING):
+            freed = self.hybrid.evict(pools.state_need, now_s)
+            if freed is None:
+                return None
+            pools.collect(freed)
+        pools.take_planned()
+        return True
 
-        A state that nobody has asked for takes one that is spare, or if it is worth more than what is evicted next;
-        none takes an awaited state's. `granted` are the depths of the request that have a slot.
-        """
-        pools, hybrid, taken = self.pools, self.hybrid, []
-        locked = self._locked()
-        for depth in depths:
-            if not pools.spares_slot(NOTHING, reserved):
-                num_tokens, num_states = self.held.without(locked)
-                if not pools.spares_slot(Amount(num_tokens, num_states - hybrid.num_awaited), reserved):
-                    continue
-                role = plan.roles.get(depth)
-                if role is not None and not hybrid.deserves(lease, depth, role, granted, pools.state_need, now_s):
-                    continue
-            if not pools.spares_slot(NOTHING, NOTHING):
-                freed = hybrid.evict(pools.state_need, now_s)
-                if freed is None:
-                    continue
-                self.pools.collect(freed)
-            pools.take_planned()
-            taken.append(depth)
-            granted.add(depth)
-        return taken
+    def may_keep_end(self, now_s: float) -> bool:
+        """True if the tree can take the last state of a request."""
+        pools = self.pools
+        if pools.promise():
+            return True
+        freed = self.hybrid.evict(pools.state_need, now_s)
+        if freed is None:
+            return False
+        pools.collect(freed)
+        return pools.promise()
 
-    def take_chunks(self, chunks: Sequence[tuple["RunningRequest", int]]) -> None:
+    def take_chunks(self, chunks: Sequence[tuple["ReplayedRequest", int]]) -> None:
         """Take memory for the next chunk of each request of a batch, up to the tokens that stand beside it."""
-        planned = sorted(each for row, (run, end) in enumerate(chunks) for each in run.planned(row, end))
-        reserved = self._reserved([run for run, _ in chunks]) if planned else NOTHING
-        for row, of_one in groupby(planned, key=itemgetter(1)):
-            chunks[row][0].take_planned([depth for *_, depth in of_one], reserved)
+        if self.hybrid.admission.plans_ahead:
+            planned = by_precedence([(run, run.num_computed, end) for run, end in chunks])
+            reserved = self._reserved([run for run, _ in chunks]) if planned else NOTHING
+            for row, depth in planned:
+                chunks[row][0].take_planned([depth], reserved)
         for run, _ in chunks:
             run.take_working_slots(run.missing.num_states)
         # SGLang asks for the KV of a batch at once.
@@ -222,7 +219,7 @@ class ServerReplay:
         for run, end in chunks:
             run.allocate_chunk(end)
 
-    def _reserved(self, runs: Sequence["RunningRequest"]) -> Amount:
+    def _reserved(self, runs: Sequence["ReplayedRequest"]) -> Amount:
         """Memory that requests take before the states of the next prefill, of `runs`, join the tree."""
         scheduling = self.scheduling
         # Another request takes its working slots, and each other that runs, or may, locks a state that it starts from.
@@ -232,8 +229,10 @@ class ServerReplay:
         num_tokens = sum(each.num_tokens + self.page_tokens for each in missing)
         return Amount(num_tokens, num_slots + sum(each.num_states for each in missing))
 
-    def _num_to_lock(self, runs: Sequence["RunningRequest"]) -> int:
+    def _num_to_lock(self, runs: Sequence["ReplayedRequest"]) -> int:
         """Slots of the states that other requests than `runs` may yet start from."""
+        if not self.pools.are_slots_shared:
+            return 0
         num_locked = len(set(self._in_use))
         return self.scheduling.max_running - len(runs) - num_locked + sum(run.is_holding for run in runs)
 
@@ -277,7 +276,7 @@ class ServerReplay:
         return -(-num_tokens // self.page_tokens) * self.page_tokens
 
 
-class RunningRequest:
+class ReplayedRequest(RunningRequest):
     """One request on its way."""
 
     def __init__(self, server: ServerReplay, request: Request, now_s: float) -> None:
@@ -289,7 +288,7 @@ class RunningRequest:
         prompt = self._visible(request)
         match, self.load_s = server.match(prompt, now_s)
         """Seconds that its prefill waits for the load of the state that it starts from."""
-        self.lease = Lease(prompt, match)
+        super().__init__(Lease(prompt, match))
         self._held: Node | None = None
         self._num_working_slots = self._num_slots = 0
         """Slots that it works on, and all that it holds."""
@@ -307,10 +306,6 @@ class RunningRequest:
         """Tokens of the prompt that were cached, or for which memory was taken."""
         self.explanation: Explanation | None = None
         """Its misses and why; None before it begins."""
-        self._plan = NO_PLAN
-        self._granted: set[int] = set()
-        self._absent: dict[int, Cause] = {}
-        """Depths of planned states without a slot."""
         self._waiting: list[int] = []
         """Depths of states that the last chunk left and the tree has not taken yet."""
 
@@ -335,9 +330,9 @@ class RunningRequest:
     def begin(self, shared: Sequence[int] = (), asked: Sequence[int] = (), distance: int | None = None) -> PrefillPlan:
         """Touch the state that it starts from, and plan; the arguments are those of `HybridCache.plan`."""
         self.explanation = self._server.hybrid.begin(self.lease, self.now_s)
-        self._plan = self._planned(shared, asked, distance)
+        self.plan = self._planned(shared, asked, distance)
         self._server.num_prefilled += 1
-        return self._plan
+        return self.plan
 
     def prefill(self) -> None:
         """Compute the prompt, a chunk at a time."""
@@ -351,17 +346,12 @@ class RunningRequest:
         """Take memory for the prompt up to `end`, beyond the computed tokens, in a batch of its own."""
         self._server.take_chunks(((self, end),))
 
-    def planned(self, row: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:
-        """Precedence, `row` and depth of the planned states of a chunk that ends at `end`."""
-        plan, start = self._plan, self.num_computed
-        return ((plan.precedence(depth), row, depth) for depth in plan.depths if start < depth <= end)
-
-    def take_planned(self, depths: Sequence[int], reserved: Amount) -> None:
-        """Take slots for planned states of the next chunk, beyond those `reserved`."""
-        taken = self._server.take_planned_slots(self.lease, self._plan, depths, self._granted, reserved, self.now_s)
+    def take_planned(self, depths: Sequence[int], reserved: Amount) -> list[int]:
+        """Take slots for planned states, the first first, beside what is reserved; returns those that have one."""
+        taken = [depth for depth in depths if take_planned(self, depth, self._server, reserved, self.now_s)]
         self._num_slots += len(taken)
-        self._lack(depths, taken)
         self._waiting = sorted([*self._waiting, *taken])
+        return taken
 
     def allocate_chunk(self, end: int) -> None:
         """Take KV up to `end`, which is free."""
@@ -389,8 +379,10 @@ class RunningRequest:
 
     def finish(self) -> None:
         """Leave the last states, and give everything else back."""
-        ends = self._ends()
-        self._waiting += [end for end in ends if end > max(self._waiting, default=self._num_shared_tokens)]
+        left = max(self._waiting, default=self._num_shared_tokens)
+        ends = [end for end in self._ends() if end > left]
+        if ends and self._server.may_keep_end(self.now_s):
+            self._waiting += ends
         self._take_slots_of_waiting(but_last=True)
         depths = self._waiting
         if depths:
@@ -444,15 +436,10 @@ class RunningRequest:
         self._num_allocated_tokens += num_taken
 
     def _leave(self, lease: Lease, depths: Sequence[int], closing: int = NO_CLOSING) -> Node:
-        newest = self._server.leave(lease, depths, self._held, closing, self._absent, self.now_s)
+        newest = self._server.leave(lease, depths, self._held, closing, self.absent, self.now_s)
         self._num_shared_tokens = depths[-1]
         self._num_slots -= len(depths)
         return newest
-
-    def _lack(self, planned: Sequence[int], taken: Sequence[int]) -> None:
-        if len(taken) < len(planned):
-            absent = [depth for depth in planned if depth not in taken and not self._plan.is_between_steps(depth)]
-            self._absent |= dict.fromkeys(absent, Cause.NO_SLOT)
 
     def _hold(self, node: Node | None) -> None:
         """Lock `node` in place of the node locked so far."""
@@ -461,7 +448,7 @@ class RunningRequest:
             self._held = node
 
 
-class BaselineRequest(RunningRequest):
+class BaselineRequest(ReplayedRequest):
     """A request whose states stand where its admission says, knowing the answer."""
 
     def _visible(self, request: Request) -> Request:
@@ -470,13 +457,9 @@ class BaselineRequest(RunningRequest):
     def _planned(self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None) -> PrefillPlan:
         return PrefillPlan(self._server.hybrid.admission.depths(*self.lease))
 
-    def planned(self, row: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:
-        """None: a slot is taken when the chunk ends."""
-        return iter(())
-
     def allocate_chunk(self, end: int) -> None:
         """Also note which states will stand within it."""
-        self._waiting = [depth for depth in self._plan.depths if self.num_computed < depth <= end]
+        self._waiting = [depth for depth in self.plan.depths if self.num_computed < depth <= end]
         super().allocate_chunk(end)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
@@ -484,15 +467,11 @@ class BaselineRequest(RunningRequest):
             return
         last = waiting[-1:] if but_last else []
         deepest_first = waiting[: len(waiting) - len(last)][::-1]
-        taken = self._server.take_planned_slots(
-            self.lease, self._plan, deepest_first, self._granted, NOTHING, self.now_s
-        )
-        self._num_slots += len(taken)
-        self._lack(deepest_first, taken)
+        taken = self.take_planned(deepest_first, NOTHING)
         self._waiting = [*reversed(taken), *last]
 
     def _ends(self) -> Sequence[int]:
-        return [depth for depth in self._plan.depths if depth > self._request.num_prompt_tokens]
+        return [depth for depth in self.plan.depths if depth > self._request.num_prompt_tokens]
 
     def _closing(self) -> int:
         return NO_CLOSING

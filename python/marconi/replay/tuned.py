@@ -13,7 +13,7 @@ from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request
 from marconi.replay.pools import Pool
 from marconi.replay.scheduling import Scheduling
-from marconi.replay.server import RunningRequest, ServerReplay
+from marconi.replay.server import ReplayedRequest, ServerReplay
 
 
 class TunedServer(ServerReplay):
@@ -28,7 +28,7 @@ class TunedServer(ServerReplay):
         self.rule: TunedUtilityEviction = hybrid.order.rule
         self._another = another
 
-    def run(self, request: Request, now_s: float) -> RunningRequest:
+    def run(self, request: Request, now_s: float) -> ReplayedRequest:
         """Begin `request`, by the alpha that is adopted then."""
         self.rule.coming(request, self._hit_tokens)
         return super().run(request, now_s)

@@ -12,13 +12,14 @@ from itertools import chain
 
 from marconi.engine.moments import Moment
 from marconi.engine.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
+from marconi.lifecycle.pools import Amount
 from marconi.policy.base import Costs, PrefixFlops
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.request import Request, pack
 from marconi.policy.waiting import WaitingPrompts
-from marconi.replay.pools import Amount, JointPool, Pool, Pools
+from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
-from marconi.replay.server import RunningRequest, ServerReplay
+from marconi.replay.server import ReplayedRequest, ServerReplay
 from marconi.tree import Node
 from marconi.validate.server import Answer, ServedCache
 
@@ -87,7 +88,7 @@ class Prediction:
         self._sent = sent
         self._requests = [each.request for each in sent]
         self._waiting = WaitingPrompts(server.page_tokens, server.page_tokens)
-        self._runs: dict[int, RunningRequest] = {}
+        self._runs: dict[int, ReplayedRequest] = {}
         self._decoding: dict[int, int] = {}
         """Tokens for which those that have been prefilled have memory."""
         self._predicted: dict[int, Predicted] = {}

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from marconi.baselines.catalog import resolve_policy
+from marconi.lifecycle.pools import Amount
 from marconi.policy.base import Costs
 from marconi.policy.host_tier import HostMemory
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.replay.policies import build
-from marconi.replay.pools import Amount, JointPool, Pool
+from marconi.replay.pools import JointPool, Pool
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, Task
 from marconi.view.frame import Frame, PoolFrame

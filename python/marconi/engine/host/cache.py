@@ -39,7 +39,8 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
 from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack
 
-from marconi.engine.cache import MarconiRadixCache, Targets
+from marconi.engine.cache import MarconiRadixCache
+from marconi.engine.core.pools import Targets
 from marconi.engine.core.tree_core import IDS_PER_TOKEN
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.core import TieredTreeCore
@@ -108,7 +109,7 @@ class TieredRadixCache(MarconiRadixCache):
             below = self._below
             return hybrid_cache(choice, self.costs, page, ids, memory, self.latency, below=below, explains=explains)
 
-        return TieredTreeCore(params, make, self.clock, log=self.log)
+        return TieredTreeCore(params, make, self.clock, self.pools.needs, self.log)
 
     def reset(self) -> None:
         """Hold nothing in either tier; what is on its way arrives before its place is used again."""
@@ -264,7 +265,7 @@ class TieredRadixCache(MarconiRadixCache):
         """Evict a state of the name space of `root` that is not retained; False if it has none to evict."""
         self._waited_s = 0.0
         freed = self.tree_core.hybrid.evict_own(root, need, self.clock())
-        self._give_back()
+        self.pools.give_back(self.tree_core)
         if freed is None:
             return False
         self.stats.evicted(self._waited_s)

@@ -8,10 +8,10 @@ A hybrid model can use a block only from a state at its end, so a block takes th
 from marconi.baselines.block import make
 from marconi.baselines.block.base import BlockCache
 from marconi.baselines.block.replay import access_prompt
+from marconi.lifecycle.pools import Amount
 from marconi.policy.base import Costs, Need
 from marconi.policy.counters import Counters
 from marconi.policy.request import Request
-from marconi.replay.pools import Amount
 
 
 def block_bytes(unit_tokens: int, costs: Costs) -> int:

@@ -17,7 +17,7 @@ from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes, Tier
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Trace
-from marconi.replay.int8 import Int8, Int8Pools, Int8Server
+from marconi.replay.int8 import Int8, Int8Pools
 from marconi.replay.policies.block import BlockServer
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
@@ -182,10 +182,10 @@ def _prefix_cache(policy: Policy, spec: PolicySpec, config: CacheConfig) -> Repl
     scheduling = Scheduling.of(admission, trace.unit_tokens)
     if isinstance(memory, Int8Pools):
         # SGLang counts no slot for a request that it does not hold.
-        server: ServerReplay = Int8Server(hybrid, memory, replace(scheduling, num_lent_slots=0))
-    elif isinstance(rule, TunedUtilityEviction):
+        scheduling = replace(scheduling, num_lent_slots=0)
+    if isinstance(rule, TunedUtilityEviction):
         fixed = PolicySpec("marconi-static", "0", spec.admission)
-        server = TunedServer(hybrid, memory, scheduling, lambda: _server(build(fixed, config)))
+        server: ServerReplay = TunedServer(hybrid, memory, scheduling, lambda: _server(build(fixed, config)))
     else:
         server = ServerReplay(hybrid, memory, scheduling)
     return ReplayTarget(server, mamba_ratio=config.mamba_ratio if config.has_states else None)

@@ -1,0 +1,95 @@
+"""A request from its first prefill to its end, and which of its planned states get a slot.
+
+The plan says where a prefill is to leave states (`policy/admission/plan.py`). A state's slot is taken when a chunk that
+passes its position is about to run, and only beside what is *reserved*: memory that requests take before the states of
+this chunk join the tree. Where no such slot is free,
+
+    one must be free once all that is evictable has been evicted, but for states that waiting requests start from;
+    a state that nobody has asked for must be worth more than the next victim (`HybridCache.deserves`).
+
+A state without a slot is not kept: a miss later on, of which the cause is remembered.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from marconi.lifecycle.pools import NOTHING, Amount, Pool
+from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
+from marconi.policy.hybrid_cache import HybridCache
+from marconi.policy.misses import Cause
+from marconi.policy.request import Lease
+
+SlotT_co = TypeVar("SlotT_co", covariant=True)
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """A request that runs: its match, its plan, and which states of the plan it has."""
+
+    lease: Lease
+    plan: PrefillPlan = NO_PLAN
+    granted: set[int] = field(default_factory=set)
+    """Depths of all states that have got a slot."""
+    absent: dict[int, Cause] = field(default_factory=dict)
+    """Depths of states that were asked for or planned and will not be there."""
+
+
+class Device(Protocol[SlotT_co]):
+    """A server or a replay, as far as its requests take memory."""
+
+    @property
+    def hybrid(self) -> HybridCache:
+        """The owner of what is held."""
+        ...
+
+    @property
+    def pools(self) -> Pool:
+        """The memory that requests take."""
+        ...
+
+    def evictable(self) -> Amount:
+        """KV on no locked path, and unlocked states."""
+        ...
+
+    def take_planned(self, now_s: float) -> SlotT_co | None:
+        """Take a slot for a planned state, after an eviction if none is free; None if nothing may be evicted."""
+        ...
+
+
+def by_precedence(chunks: Sequence[tuple[RunningRequest | None, int, int]]) -> list[tuple[int, int]]:
+    """Row and depth of the states that are planned within `chunks` and have no slot, in the order in which they get it.
+
+    Each chunk is a request, None for one that plans nothing, and the tokens that it starts after and ends at.
+    """
+    planned = sorted(
+        (run.plan.precedence(depth), row, depth)
+        for row, (run, start, end) in enumerate(chunks)
+        if run is not None
+        for depth in run.plan.depths
+        if start < depth <= end and depth not in run.granted
+    )
+    return [(row, depth) for _, row, depth in planned]
+
+
+def take_planned(
+    run: RunningRequest, depth: int, device: Device[SlotT_co], reserved: Amount, now_s: float
+) -> SlotT_co | None:
+    """A slot for the state that `run` plans at `depth`; None, and the cause noted, where it gets none."""
+    slot = device.take_planned(now_s) if _may_take(run, depth, device, reserved, now_s) else None
+    if slot is not None:
+        run.granted.add(depth)
+    elif not run.plan.is_between_steps(depth):
+        run.absent[depth] = Cause.NO_SLOT
+    return slot
+
+
+def _may_take(run: RunningRequest, depth: int, device: Device[object], reserved: Amount, now_s: float) -> bool:
+    pools, hybrid = device.pools, device.hybrid
+    if pools.spares_slot(NOTHING, reserved):
+        return True
+    num_tokens, num_states = device.evictable()
+    if not pools.spares_slot(Amount(num_tokens, num_states - hybrid.num_awaited), reserved):
+        return False
+    role = run.plan.roles.get(depth)
+    return role is None or hybrid.deserves(run.lease, depth, role, run.granted, pools.state_need, now_s)
