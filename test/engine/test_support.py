@@ -121,13 +121,6 @@ def test_what_hangs_on_the_model_or_the_ranks_is_refused_there_alone(
     assert all(expected is not None and expected in line for line in found)
 
 
-@pytest.mark.parametrize("facts", [Facts(is_hybrid=False), Facts(is_hybrid=True, is_cache_disabled=True)])
-def test_advice_is_refused_where_there_is_nothing_to_divide(facts: Facts) -> None:
-    assert list(service.against_cache(SimpleNamespace(), Flags(), facts)) == []
-    (line,) = service.against_cache(SimpleNamespace(), Flags(advice=True), facts)
-    assert line.startswith("--marconi-advice: there is no memory to divide")
-
-
 def test_drafts_whose_steps_are_not_followed_are_refused_in_one_pool() -> None:
     facts = Facts(is_hybrid=True, has_one_pool=True)
     for algorithm, is_served in (("DSPARK", False), ("EAGLE", True)):

@@ -9,7 +9,6 @@ import os
 import platform
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,9 +22,7 @@ from sglang.srt.runtime_context import get_schedule
 
 from marconi import __version__
 from marconi.engine import flags, running, service, split, upstream
-from marconi.engine.advice import Advisor
 from marconi.engine.agreement import digest_of_logarithms, require_alike
-from marconi.engine.alternatives import Alternatives
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
 from marconi.engine.cpu_platform import is_active
@@ -35,7 +32,6 @@ from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
-from marconi.engine.host.link import link_speed
 from marconi.engine.int8.cache import Int8RadixCache
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
@@ -142,11 +138,6 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx), params.kv_event_lora_names)
             hook_into(upstream.LOAD)
             cache.load_reporter = LoadReporter(cache, cache.publisher.publish_load)
-        if given.advice and first_rank is not None:
-            others = Alternatives.of(ctx.server_args, given, facts)
-            if others.host_tier:
-                others = replace(others, link_bytes_per_s=link_speed(str(cache.device)).load)
-            cache.advisor = Advisor(partial(cache.stats.memory, others))
         return cache
 
     cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)

@@ -43,7 +43,6 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import mamba_track_grid
 
-from marconi.engine.advice import Advisor
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher
@@ -156,8 +155,6 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Publishes `log`."""
         self.load_reporter: LoadReporter | None = None
         """Tells the load beside it."""
-        self.advisor: Advisor | None = None
-        """On the first rank, under `--marconi-advice`."""
         self.saver: Saver | None = None
         """Under `--marconi-save-dir`."""
         self.latency = LearnedLatency(costs.flops)
@@ -287,8 +284,6 @@ class MarconiRadixCache(UnifiedRadixCache):
         super().release_host_resources()
         if self.publisher is not None:
             self.publisher.close()
-        if self.advisor is not None:
-            self.advisor.close()
 
     def on_idle(self) -> None:
         """Nothing runs and nothing waits: the metrics are set, and a router knows."""
@@ -469,8 +464,6 @@ class MarconiRadixCache(UnifiedRadixCache):
                 steps_of(req).ended = self.moments.now()
             if self.first_rank is not None:
                 self.stats.count(req)
-            if self.advisor is not None and run is not None:
-                self.advisor.served(req, run.lease.request, self.latency)
 
     def _obey(self, req: "Req", run: RunningRequest | None) -> None:
         """Obey the `kv_hints` of a request that has left its states, answer them, and note its session."""

@@ -55,7 +55,6 @@ class Flags:
     """Where the first rank publishes; None for no events."""
     events_keys: Keys | None = None
     events_tokens: bool = False
-    advice: bool = False
     explain: bool = True
     explain_text: bool = False
     save_dir: Path | None = None
@@ -262,16 +261,6 @@ SPECS = (
         bare="on",
     ),
     _Spec(
-        "advice",
-        "--marconi-advice",
-        f"{{{','.join(_SWITCH)}}}",
-        "Whether to replay hashes of served requests in a process beside the server, which finds the best division of "
-        "memory for them: GET /marconi and marconi top show it.",
-        _switch,
-        "off; on where no value is given",
-        bare="on",
-    ),
-    _Spec(
         "explain",
         "--marconi-explain",
         f"{{{','.join(_SWITCH)}}}",
@@ -366,8 +355,6 @@ def _require_consistent(flags: Flags, given: Collection[str]) -> None:
         raise Refusal("--marconi-eviction tail requires --marconi-ttft-budget-ms")
     if flags.ttft_budget_ms is not None and flags.eviction != "tail":
         raise Refusal(f"--marconi-ttft-budget-ms: --marconi-eviction must be tail, got {flags.eviction}")
-    if flags.advice and flags.eviction == "tail":
-        raise Refusal("--marconi-advice: --marconi-eviction must be best, marconi or lru, got tail")
     if flags.explain_text and not flags.explain:
         raise Refusal("--marconi-explain-text has no effect with --marconi-explain off: leave one of the two out")
     _require_events(flags)
