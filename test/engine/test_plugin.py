@@ -119,6 +119,12 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         ),
         (("--marconi-events-tokens",), "--marconi-events-tokens has no effect without --marconi-events: give"),
         (
+            ("--marconi-record", "/no/folder/served"),
+            "--marconi-record: must be a file in a folder that the server can write to, got '/no/folder/served'",
+        ),
+        (("--marconi-record", "/dev/null"), "--marconi-record: must be a file in a folder that the server can write"),
+        (("--marconi-advice",), "--marconi-advice is gone: use --marconi-record FILE, and `marconi plan FILE` of"),
+        (
             ("--marconi-save-dir", "/dev/null/x"),
             "--marconi-save-dir: must be a folder that the server can write to, got",
         ),

@@ -121,6 +121,13 @@ def test_what_hangs_on_the_model_or_the_ranks_is_refused_there_alone(
     assert all(expected is not None and expected in line for line in found)
 
 
+@pytest.mark.parametrize("facts", [Facts(is_hybrid=False), Facts(is_hybrid=True, is_cache_disabled=True)])
+def test_a_record_is_refused_where_the_cache_is_sglangs_own(facts: Facts) -> None:
+    assert list(service.against_cache(SimpleNamespace(), Flags(), facts)) == []
+    (line,) = service.against_cache(SimpleNamespace(), Flags(record=Path("served")), facts)
+    assert line.startswith("--marconi-record: the cache is SGLang's own here")
+
+
 def test_drafts_whose_steps_are_not_followed_are_refused_in_one_pool() -> None:
     facts = Facts(is_hybrid=True, has_one_pool=True)
     for algorithm, is_served in (("DSPARK", False), ("EAGLE", True)):

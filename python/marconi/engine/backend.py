@@ -43,6 +43,7 @@ from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 from marconi.engine.ranks import dp_rank, is_first_rank
+from marconi.engine.record import Recorder
 from marconi.engine.service import Facts
 from marconi.engine.speculation import EndStateSource, max_accepted
 from marconi.engine.support import notes
@@ -138,6 +139,10 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx), params.kv_event_lora_names)
             hook_into(upstream.LOAD)
             cache.load_reporter = LoadReporter(cache, cache.publisher.publish_load)
+        if given.record is not None and first_rank is not None:
+            rank = dp_rank()
+            path = given.record.with_name(f"{given.record.name}.rank-{rank}") if rank else given.record
+            cache.recorder = Recorder(path, first_rank.clock())
         return cache
 
     cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)

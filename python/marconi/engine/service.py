@@ -112,6 +112,8 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
             "--marconi-events: this model has no recurrent layers, its cache is SGLang's own: --kv-events-config "
             "publishes its contents"
         )
+    if given.record is not None and not facts.has_own_cache:
+        yield "--marconi-record: the cache is SGLang's own here, whose requests are not recorded: leave it out"
     if given.save_dir is not None:
         yield from against_saving(server_args, given, facts)
     if not facts.has_own_cache:
