@@ -112,8 +112,6 @@ _GROUPS: Final = (
             "--marconi-eviction tail --marconi-ttft-budget-ms 500",
             "--marconi-alpha 2",
             "--marconi-events tcp://127.0.0.1:{port}",
-            "--marconi-advice",
-            "--marconi-eviction lru --marconi-advice",
         ),
     ),
     _Group(

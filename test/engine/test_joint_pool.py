@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from marconi.engine.alternatives import Alternatives
 from marconi.engine.backend import pool_costs
 from marconi.engine.joint.pools import JointPools
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, ONE_POOL, PolicyChoice, hybrid_cache
@@ -209,12 +208,6 @@ def test_the_status_counts_the_bytes_of_the_one_pool() -> None:
     assert replay.cache.stats.describe().startswith(
         f"{status.joint_bytes.size} bytes for KV tokens of 32 bytes and states of 2048 bytes together, page 1, "
     )
-
-
-def test_a_shadow_has_the_bytes_of_the_one_pool() -> None:
-    cache = on_marconi(SETTINGS["page-1"], BEST).cache
-    memory = cache.stats.memory(Alternatives(one_pool=True))
-    assert (memory.joint_bytes, memory.num_tokens, memory.num_slots) == (cache.pools.memory.num_bytes, 0, 0)
 
 
 def test_costs_are_of_the_one_pool() -> None:

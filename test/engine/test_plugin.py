@@ -118,7 +118,12 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
             "--marconi-events-keys: /no/keys: must be a .key_secret of pyzmq, got no CURVE certificate (Invalid",
         ),
         (("--marconi-events-tokens",), "--marconi-events-tokens has no effect without --marconi-events: give"),
-        (("--marconi-advice", "yes"), "--marconi-advice: must be one of off, on, got 'yes'"),
+        (
+            ("--marconi-record", "/no/folder/served"),
+            "--marconi-record: must be a file in a folder that the server can write to, got '/no/folder/served'",
+        ),
+        (("--marconi-record", "/dev/null"), "--marconi-record: must be a file in a folder that the server can write"),
+        (("--marconi-advice",), "--marconi-advice is gone: use --marconi-record FILE, and `marconi plan FILE` of"),
         (
             ("--marconi-save-dir", "/dev/null/x"),
             "--marconi-save-dir: must be a folder that the server can write to, got",
@@ -131,10 +136,6 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         (
             ("--marconi-explain-text", "--tokenizer-worker-num", "2"),
             "--marconi-explain-text: --tokenizer-worker-num must be 1, got 2: processes without this plugin would log",
-        ),
-        (
-            ("--marconi-advice", "--marconi-eviction", "tail", "--marconi-ttft-budget-ms", "100"),
-            "--marconi-advice: --marconi-eviction must be best, marconi or lru, got tail",
         ),
         (("--marconi-events-tokens", "yes"), "--marconi-events-tokens: must be one of off, on, got 'yes'"),
         (

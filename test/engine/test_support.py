@@ -122,10 +122,10 @@ def test_what_hangs_on_the_model_or_the_ranks_is_refused_there_alone(
 
 
 @pytest.mark.parametrize("facts", [Facts(is_hybrid=False), Facts(is_hybrid=True, is_cache_disabled=True)])
-def test_advice_is_refused_where_there_is_nothing_to_divide(facts: Facts) -> None:
+def test_a_record_is_refused_where_the_cache_is_sglangs_own(facts: Facts) -> None:
     assert list(service.against_cache(SimpleNamespace(), Flags(), facts)) == []
-    (line,) = service.against_cache(SimpleNamespace(), Flags(advice=True), facts)
-    assert line.startswith("--marconi-advice: there is no memory to divide")
+    (line,) = service.against_cache(SimpleNamespace(), Flags(record=Path("served")), facts)
+    assert line.startswith("--marconi-record: the cache is SGLang's own here")
 
 
 def test_drafts_whose_steps_are_not_followed_are_refused_in_one_pool() -> None:

@@ -115,13 +115,6 @@ def test_a_page_of_one_pool_shows_its_bytes() -> None:
     assert "state slots" not in page
 
 
-def test_a_page_ends_with_the_advice() -> None:
-    bars = {"measured_hit_rate": 0.71, "best_hit_rate": 0.8, "unlimited_hit_rate": 0.85}
-    page = shown(top.page([status(advice={"advice": "Keep it.", **bars})], None, 0.0))
-    assert ["at", "best", "in", "this", "memory", "80.0%"] in [line.split() for line in page.splitlines()]
-    assert page.rstrip().endswith("Keep it.")
-
-
 def test_the_first_page_has_no_rates_and_every_rank_has_a_table() -> None:
     views = top.views(lambda: [status(), status(alpha=None, eviction="lru")], lambda: 0.0, lambda: None)
     page = shown(next(views))

@@ -54,6 +54,9 @@ CASES = [
     (*bad("mooncake", hash_ids=[7, True]), r"hash_ids\[1\] must be int, got True$"),
     (*bad("mooncake", hash_ids=[7, 8.5]), r"hash_ids\[1\] must be int, got 8\.5$"),
     (*bad("mooncake", hash_ids="78"), "hash_ids must be array, got '78'$"),
+    (*bad("mooncake", block_tokens=0), "block_tokens must be int >= 1, got 0$"),
+    (*bad("mooncake", block_tokens=64), "block_tokens must be 512, got 64$"),
+    (*bad("mooncake", block_tokens=512, output_hash_ids=[9]), "output_hash_ids must hold 0, got 1$"),
     (
         "mooncake",
         '{"timestamp": 5, "input_length": 600, "out',

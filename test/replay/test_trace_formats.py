@@ -39,6 +39,20 @@ def test_mooncake_takes_another_block_size_and_splits_by_time(tmp_path: Path) ->
         read(path, ReadOptions(block_tokens=64, max_sessions=1))
 
 
+def test_a_servers_record_knows_answers_and_comes_in_any_order(tmp_path: Path) -> None:
+    blocks = {"block_tokens": 100}
+    path = jsonl(
+        tmp_path / "m",
+        mooncake(2500, 200, [1, 2]) | blocks,
+        mooncake(1500, 298, [1, 2, 3]) | blocks | {"output_hash_ids": [4]},
+    )
+    trace = read(path)
+    assert trace.unit_tokens == 100
+    assert [
+        (each.arrival_s, unpack(each.path), each.num_known_tokens, each.num_prompt_tokens) for each in trace.requests
+    ] == [(1.5, [0, 1, 2], 300, 298), (2.5, [0, 1], 200, 200)]
+
+
 def bailian(chat: int, parent: int, turn: int, num_tokens: int, hashes: list[int]) -> dict[str, object]:
     return {
         "chat_id": chat, "parent_chat_id": parent, "timestamp": float(chat), "input_length": num_tokens,

@@ -9,7 +9,6 @@ import os
 import platform
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,9 +22,7 @@ from sglang.srt.runtime_context import get_schedule
 
 from marconi import __version__
 from marconi.engine import flags, running, service, split, upstream
-from marconi.engine.advice import Advisor
 from marconi.engine.agreement import digest_of_logarithms, require_alike
-from marconi.engine.alternatives import Alternatives
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
 from marconi.engine.cpu_platform import is_active
@@ -35,7 +32,6 @@ from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
-from marconi.engine.host.link import link_speed
 from marconi.engine.int8.pools import Int8Pools
 from marconi.engine.joint.pools import JointMemory
 from marconi.engine.persistence.lock import FolderLock
@@ -46,6 +42,7 @@ from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 from marconi.engine.ranks import dp_rank, is_first_rank
+from marconi.engine.record import Recorder
 from marconi.engine.service import Facts
 from marconi.engine.speculation import EndStateSource, max_accepted
 from marconi.engine.support import notes
@@ -142,11 +139,10 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx), params.kv_event_lora_names)
             hook_into(upstream.LOAD)
             cache.load_reporter = LoadReporter(cache, cache.publisher.publish_load)
-        if given.advice and first_rank is not None:
-            others = Alternatives.of(ctx.server_args, given, facts)
-            if others.host_tier:
-                others = replace(others, link_bytes_per_s=link_speed(str(cache.device)).load)
-            cache.advisor = Advisor(partial(cache.stats.memory, others))
+        if given.record is not None and first_rank is not None:
+            rank = dp_rank()
+            path = given.record.with_name(f"{given.record.name}.rank-{rank}") if rank else given.record
+            cache.recorder = Recorder(path, first_rank.clock())
         return cache
 
     cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)

@@ -41,9 +41,8 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import mamba_track_grid
 
-from marconi.engine.advice import Advisor
 from marconi.engine.core.pools import DevicePools, Targets
-from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
+from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, namespace_of, path_of
 from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.explain import Explained, Explanations, uncached
@@ -56,6 +55,7 @@ from marconi.engine.moments import Moment, Moments
 from marconi.engine.picture import Picture
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.record import Recorder
 from marconi.engine.running import may_track
 from marconi.engine.scheduler import (
     EndState,
@@ -154,8 +154,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Publishes `log`."""
         self.load_reporter: LoadReporter | None = None
         """Tells the load beside it."""
-        self.advisor: Advisor | None = None
-        """On the first rank, under `--marconi-advice`."""
+        self.recorder: Recorder | None = None
+        """On the first rank, under `--marconi-record`."""
         self.saver: Saver | None = None
         """Under `--marconi-save-dir`."""
         self.latency = LearnedLatency(costs.flops)
@@ -293,8 +293,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         super().release_host_resources()
         if self.publisher is not None:
             self.publisher.close()
-        if self.advisor is not None:
-            self.advisor.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     def on_idle(self) -> None:
         """Nothing runs and nothing waits: the metrics are set, and a router knows."""
@@ -479,8 +479,10 @@ class MarconiRadixCache(UnifiedRadixCache):
                 steps_of(req).ended = self.moments.now()
             if self.first_rank is not None:
                 self.stats.count(req)
-            if self.advisor is not None and run is not None:
-                self.advisor.served(req, run.lease.request, self.latency)
+            if self.recorder is not None and not is_health_check(req):
+                lease = notes_of(req).lease
+                arrival_s = self.clock() if lease is None else lease.request.arrival_s
+                self.recorder.ended(req, arrival_s, namespace_of(req.extra_key, req.cache_salt))
 
     def _obey(self, req: "Req", run: ServedRequest | None) -> None:
         """Obey the `kv_hints` of a request that has left its states, answer them, and note its session."""

@@ -55,9 +55,10 @@ class Flags:
     """Where the first rank publishes; None for no events."""
     events_keys: Keys | None = None
     events_tokens: bool = False
-    advice: bool = False
     explain: bool = True
     explain_text: bool = False
+    record: Path | None = None
+    """Where the first rank records what was served; None for nowhere."""
     save_dir: Path | None = None
     """Where states are saved at a clean stop and on demand, and loaded from; None for neither."""
 
@@ -90,7 +91,11 @@ class _Spec:
     @property
     def env(self) -> str:
         """The environment twin: `--marconi-a-b` is `MARCONI_A_B`."""
-        return self.option.removeprefix("--").replace("-", "_").upper()
+        return _env(self.option)
+
+
+def _env(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_").upper()
 
 
 def _one_of(names: Collection[str], text: str) -> str:
@@ -159,6 +164,15 @@ def _folder(text: str) -> Path:
     there = next((each for each in (path, *path.absolute().parents) if each.exists()), path)
     if not text or not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ValueError(f"must be a folder that the server can write to, got {text!r}")
+    return path
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    folder = path.absolute().parent
+    is_new = path.is_file() or not os.path.lexists(path)
+    if not path.name or not is_new or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"must be a file in a folder that the server can write to, got {text!r}")
     return path
 
 
@@ -262,16 +276,6 @@ SPECS = (
         bare="on",
     ),
     _Spec(
-        "advice",
-        "--marconi-advice",
-        f"{{{','.join(_SWITCH)}}}",
-        "Whether to replay hashes of served requests in a process beside the server, which finds the best division of "
-        "memory for them: GET /marconi and marconi top show it.",
-        _switch,
-        "off; on where no value is given",
-        bare="on",
-    ),
-    _Spec(
         "explain",
         "--marconi-explain",
         f"{{{','.join(_SWITCH)}}}",
@@ -292,6 +296,15 @@ SPECS = (
         bare="on",
     ),
     _Spec(
+        "record",
+        "--marconi-record",
+        "FILE",
+        "Where to record each served request, for marconi plan and marconi replay: time, lengths and hashes of blocks, "
+        "no tokens; at 64 MiB the file becomes FILE.1.",
+        _file,
+        "none",
+    ),
+    _Spec(
         "save_dir",
         "--marconi-save-dir",
         "FOLDER",
@@ -301,6 +314,8 @@ SPECS = (
         "none",
     ),
 )
+REPLACED: Final = {"--marconi-advice": "--marconi-record FILE, and `marconi plan FILE` of what it has recorded"}
+"""Flags of earlier versions, and what to use in their place."""
 _DEFAULTS = {field.name: field.default for field in fields(Flags)}
 
 
@@ -317,11 +332,14 @@ def add_to(parser: argparse.ArgumentParser) -> None:
             const=spec.bare,
             help=f"{spec.help} Default: {default}. Environment: {spec.env}.",
         )
+    for option in REPLACED:
+        group.add_argument(option, nargs="?", default=None, const="on", help=argparse.SUPPRESS)
 
 
 def given(args: argparse.Namespace) -> dict[str, str]:
     """The text of each flag on a parsed command line, by option."""
-    texts = {spec.option: getattr(args, spec.option.removeprefix("--").replace("-", "_"), None) for spec in SPECS}
+    options = (*(spec.option for spec in SPECS), *REPLACED)
+    texts = {option: getattr(args, option.removeprefix("--").replace("-", "_"), None) for option in options}
     return {option: text for option, text in texts.items() if text is not None}
 
 
@@ -336,6 +354,7 @@ def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Fl
     A flag given on the command line wins over its environment twin. Raises `Refusal` naming flag and value.
     """
     texts = given(args)
+    _require_current(texts)
     for spec in SPECS:
         if spec.option in texts:
             _read(spec, texts[spec.option], spec.option)
@@ -345,6 +364,7 @@ def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Fl
 
 def from_environ(environ: Mapping[str, str]) -> Flags:
     """Read the flags from the environment; raises `Refusal` naming variable and value."""
+    _require_current([option for option in REPLACED if _env(option) in environ])
     values = {spec.field: _read(spec, environ[spec.env], spec.env) for spec in SPECS if spec.env in environ}
     if "alpha" in values and "eviction" not in values:
         values["eviction"] = "marconi"
@@ -358,6 +378,13 @@ def of_process() -> Flags:
     return from_environ(os.environ)
 
 
+def _require_current(options: Collection[str]) -> None:
+    """Raise `Refusal` for a flag of an earlier version."""
+    for option, used in REPLACED.items():
+        if option in options:
+            raise Refusal(f"{option} is gone: use {used}")
+
+
 def _require_consistent(flags: Flags, given: Collection[str]) -> None:
     """Raise `Refusal` for a flag that has no effect, or requires another."""
     if "alpha" in given and flags.eviction != "marconi":
@@ -366,8 +393,6 @@ def _require_consistent(flags: Flags, given: Collection[str]) -> None:
         raise Refusal("--marconi-eviction tail requires --marconi-ttft-budget-ms")
     if flags.ttft_budget_ms is not None and flags.eviction != "tail":
         raise Refusal(f"--marconi-ttft-budget-ms: --marconi-eviction must be tail, got {flags.eviction}")
-    if flags.advice and flags.eviction == "tail":
-        raise Refusal("--marconi-advice: --marconi-eviction must be best, marconi or lru, got tail")
     if flags.explain_text and not flags.explain:
         raise Refusal("--marconi-explain-text has no effect with --marconi-explain off: leave one of the two out")
     _require_events(flags)

@@ -14,7 +14,7 @@ from marconi.model.huggingface.config import from_mapping
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.plan import STEP_TOKENS
 from marconi.policy.base import Costs, Need, PrefixFlops
-from marconi.policy.catalog import PolicyInputs, PolicySpec, served
+from marconi.policy.catalog import PolicyInputs, served
 from marconi.policy.eviction.order import Order
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.host_tier import HostMemory, LoadTimes
@@ -54,13 +54,6 @@ class PolicyChoice:
     max_ghost_tokens: int | None = None
     step_tokens: int = STEP_TOKENS
     """Between two states that a long prefill leaves on its way."""
-
-    @property
-    def spec(self) -> PolicySpec:
-        """The policy's name in a replay."""
-        number = f"{self.alpha:g}" if self.eviction == "marconi" else None
-        is_own = self.admission == (served(self.eviction).admission or JUDICIOUS)
-        return PolicySpec(self.eviction, number, None if is_own else self.admission)
 
 
 def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes: int) -> Costs:

@@ -112,8 +112,8 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
             "--marconi-events: this model has no recurrent layers, its cache is SGLang's own: --kv-events-config "
             "publishes its contents"
         )
-    if given.advice and not facts.has_own_cache:
-        yield "--marconi-advice: there is no memory to divide between KV and states: leave it out"
+    if given.record is not None and not facts.has_own_cache:
+        yield "--marconi-record: the cache is SGLang's own here, whose requests are not recorded: leave it out"
     if given.save_dir is not None:
         yield from against_saving(server_args, given, facts)
     if not facts.has_own_cache:
@@ -129,7 +129,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     yield from _said(lambda: require_overlapped(strategy, resolved_view(server_args).disable_overlap_schedule))
     yield from _said(lambda: require_locked_states(strategy, facts.admission(given)))
     if facts.has_int8_checkpoints:
-        yield from _said(lambda: require_plain(server_args, given.advice, facts.admission(given)))
+        yield from _said(lambda: require_plain(server_args, facts.admission(given)))
     if facts.has_host_tier:
         yield from _said(lambda: require_two_pools(facts.has_one_pool))
         yield from _said(lambda: require_host_rule(given.eviction))

@@ -74,20 +74,13 @@ def two_pools(server_args: Any, refusal: str | None) -> str | None:
 
 def why_two_pools(server_args: Any) -> str | None:
     """The line for two pools where `server_args`, not resolved yet, have those; None where they have one."""
-    return two_pools(server_args, _refusal(server_args, enable_unified_memory=True))
+    return two_pools(server_args, _refusal(server_args))
 
 
-def why_not(server_args: Any, **changes: Any) -> str | None:
-    """Why `server_args`, not resolved yet, do not have these `changes` by themselves, in a line; None if they could."""
-    choice = against_choice(server_args) if changes.get("enable_unified_memory") else ()
-    return _refusal(server_args, **changes) or next(iter(choice), None)
-
-
-def _refusal(server_args: Any, **changes: Any) -> str | None:
-    """Why `server_args` are not served with these `changes`, in a line; None if they are."""
+def _refusal(server_args: Any) -> str | None:
+    """Why `server_args` are not served with one pool, in a line; None if they are."""
     record = copy.copy(server_args)
-    for name, value in changes.items():
-        setattr(record, name, value)
+    record.enable_unified_memory = True
     with _unnoticed():
         try:
             record.resolve_once()

@@ -56,10 +56,8 @@ def before_resolve_once(server_args: Any) -> None:
         return
     _require_servable(server_args)
     # Only now: it loads the models' configurations, and no other process needs them.
-    from marconi.engine import alternatives, split
+    from marconi.engine import split
 
-    if flags.from_environ(os.environ).advice:
-        alternatives.note(server_args)
     split.choose(server_args)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from marconi.engine.advice import Advisor
 from marconi.engine.core.tree_core import MarconiTreeCore
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.explain import Explanations
@@ -21,21 +20,16 @@ from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Costs, Need
-from marconi.policy.record import ServerMemory
 from marconi.policy.request import Lease
 from marconi.tree import Node
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-    from marconi.engine.alternatives import Alternatives
-
 logger = logging.getLogger(__name__)
 
 HIT_KINDS: Final = ("input_prefix", "conversation", "none")
 """The kinds of state that a request may start from."""
-_PREFIX_TOKENS: Final = 4096
-"""The curve of FLOPs, for a shadow, passes through those of a prefix of so many tokens and of twice as many."""
 _ADMISSIONS = {
     JUDICIOUS: "states at branch points, where the next turn resumes and at the end",
     CHUNK_END: "states where SGLang tracks them",
@@ -98,7 +92,6 @@ class StatsSource(Protocol):
     first_rank: FirstRank | None
     faults: Faults
     publisher: CachePublisher | None
-    advisor: Advisor | None
     tree_core: MarconiTreeCore
     page_size: int
     split: str | None
@@ -219,30 +212,6 @@ class CacheStats:
             split=cache.split,
             events=None if cache.publisher is None else cache.publisher.status(),
             host=cache.host_use,
-            advice=None if cache.advisor is None else cache.advisor.status(),
-        )
-
-    def memory(self, others: "Alternatives") -> ServerMemory:
-        """The division of memory, for a shadow, and the `others` that the server supports."""
-        cache = self._cache
-        costs, joint, host = cache.costs, cache.joint_bytes, cache.host_use
-        kv_bytes, state_bytes = costs.kv_bytes_per_token, costs.state_bytes
-        once, twice = costs.flops(_PREFIX_TOKENS), costs.flops(2 * _PREFIX_TOKENS)
-        squared = max(twice - 2 * once, 0.0) / (2 * _PREFIX_TOKENS**2)
-        return ServerMemory(
-            policy=str(cache.choice.spec),
-            kv_bytes_per_token=kv_bytes,
-            state_bytes=state_bytes,
-            num_tokens=0 if joint is not None else cache.token_to_kv_pool_allocator.size,
-            num_slots=0 if joint is not None else cache.state_slots.size,
-            joint_bytes=0 if joint is None else joint.size,
-            host_bytes=0 if host is None else host.kv_tokens.size * kv_bytes + host.state_slots.size * state_bytes,
-            may_join=others.one_pool,
-            may_add_host=others.host_tier,
-            flops_per_token=max(once / _PREFIX_TOKENS - squared * _PREFIX_TOKENS, 0.0),
-            flops_per_squared_token=squared,
-            link_bytes_per_s=others.link_bytes_per_s,
-            given=others.given,
         )
 
     def describe(self) -> str:

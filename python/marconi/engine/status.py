@@ -142,8 +142,6 @@ class Status:
     """None without a host tier."""
     explain: str = "on"
     """Whether misses have causes, on or off."""
-    advice: dict[str, Any] | None = None
-    """The shadow's last answer."""
 
     @property
     def hit_rate(self) -> float:

@@ -211,7 +211,7 @@ def require_followed_drafts(algorithm: str | None) -> None:
         )
 
 
-def require_plain(server_args: Any, advises: bool, admission: str) -> None:
+def require_plain(server_args: Any, admission: str) -> None:
     """Raise `Refusal` if a server with checkpoints in int8 is asked for what does not know of a pool of their own."""
     given = {
         "--enable-unified-memory": server_args.enable_unified_memory,
@@ -219,7 +219,6 @@ def require_plain(server_args: Any, advises: bool, admission: str) -> None:
         "--speculative-algorithm": server_args.speculative_algorithm is not None,
         "--disaggregation-mode": server_args.disaggregation_mode != "null",
         "--mamba-radix-cache-strategy extra_buffer_lazy": server_args.mamba_radix_cache_strategy == "extra_buffer_lazy",
-        "--marconi-advice": advises,
         f"--marconi-admission {CHUNK_END}": admission == CHUNK_END,
     }
     if refused := [option for option, is_given in given.items() if is_given]:

@@ -164,13 +164,6 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
         count("victims for a state", "evictions", "states")
     else:
         count("victims for bytes", "evictions", "bytes")
-    if rank.get("advice"):
-        advice = rank["advice"]
-        table.add_row("  of these requests", f"{advice['measured_hit_rate']:.1%}")
-        table.add_row("  at best in this memory", f"{advice['best_hit_rate']:.1%}")
-        table.add_row("  at best in any memory", f"{advice['unlimited_hit_rate']:.1%}")
-        table.caption = advice["advice"]
-        table.caption_justify = "left"
     return table
 
 

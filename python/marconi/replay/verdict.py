@@ -188,10 +188,11 @@ class Verdict:
 
     def _sureness(self) -> str:
         requests = self.beside.trace.requests
-        num_sessions = len({request.session for request in requests})
+        sessions = {request.session for request in requests} - {-1}
+        of_sessions = f" of {len(sessions):,} sessions" if sessions else ""
         minutes = (requests[-1].arrival_s - requests[0].arrival_s) / 60
         span = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
-        seen = f"The trace has {len(requests):,} requests of {num_sessions:,} sessions in {span}"
+        seen = f"The trace has {len(requests):,} requests{of_sessions} in {span}"
         if not self.beside.halves:
             return f"{seen}, too few to split.{self._remarks()}"
         gains = " and ".join(_fewer(fewer(ours, stock), "tokens") for stock, ours in self.beside.halves)

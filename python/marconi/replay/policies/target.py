@@ -3,7 +3,7 @@
 A replay's *target* is a server (`replay/server.py`) or a cache of blocks, and how its memory is divided.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -59,16 +59,12 @@ class CacheConfig:
     """Time to first token that a policy may aim at."""
     max_ghosts: int = 100_000
     host: Host | None = None
-    pool: Callable[[Costs], Pool] | None = None
-    """Makes pools of exact sizes in place of those of the ratio."""
     int8: Int8 | None = None
     """For checkpoints in int8, whose bytes are those of `costs`."""
 
     def memory(self) -> Pool:
         """All of it free: split at the ratio, in whole units of KV and whole states, or one pool if there is none."""
         costs, unit_tokens, ratio = self.costs, self.trace.unit_tokens, self.mamba_ratio
-        if self.pool is not None:
-            return self.pool(costs)
         if ratio is None:
             return JointPool(self.memory_bytes, costs.kv_bytes_per_token, costs.state_bytes, unit_tokens)
         # A state of a model without any counts as a byte, and there is no pool of them to divide memory with.

@@ -4,14 +4,20 @@ A hash id stands for its block and all before it; the last block of a prompt may
 so there are ceil(input_length / block) of them. Sessions are not named, so `session` is -1 and nothing is known of
 outputs. Lines are in order of time; one that is earlier than the line before is bad.
 
+A server's record (`engine/record.py`) says more: `block_tokens`, the same on all lines, and `output_hash_ids`, a hash
+of every block that the answer completes. Its lines are in the order in which requests ended.
+
 Source: the FAST25-release traces of github.com/kvcache-ai/Mooncake.
 """
+
+from typing import Annotated
 
 import msgspec
 
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import Half, ReadOptions, ReadProgress, arranged
+from marconi.replay.trace.base import BadRecord, Half, ReadOptions, ReadProgress, arranged
 from marconi.replay.trace.decode import (
+    MAX_TOKENS,
     BlockHash,
     Decoder,
     Milliseconds,
@@ -31,6 +37,9 @@ class _Line(msgspec.Struct):
     input_length: PromptTokens
     output_length: Tokens
     hash_ids: list[BlockHash]
+    block_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] | None = None
+    """None but in a server's record."""
+    output_hash_ids: list[BlockHash] = []
 
 
 _decoded = Decoder(_Line)
@@ -48,23 +57,39 @@ class Mooncake:
 
     def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request; `half` splits them by time."""
-        block_tokens = options.block_tokens or BLOCK_TOKENS
+        unit = options.block_tokens
         dense = DenseIds()
         requests: list[Request] = []
         last_ms = None
         for text in watch.lines(source):
             with watch:
                 line = _decoded(text)
-                check_num_blocks(line.hash_ids, line.input_length, block_tokens, partial_named=True)
-                check_order("timestamp", line.timestamp, last_ms)
-                last_ms = line.timestamp
-                path = pack(map(dense.__getitem__, line.hash_ids))
-                known = line.input_length // block_tokens * block_tokens
-                requests.append(Request(path, line.input_length, line.output_length, known, line.timestamp / 1000))
-        return arranged(source, block_tokens, _half(requests, options.half))
+                block_tokens = unit or line.block_tokens or BLOCK_TOKENS
+                hashes, num_known = _known(line, block_tokens)
+                if line.block_tokens is None:
+                    check_order("timestamp", line.timestamp, last_ms)
+                unit, last_ms = block_tokens, line.timestamp
+                path = pack(map(dense.__getitem__, hashes))
+                requests.append(Request(path, line.input_length, line.output_length, num_known, line.timestamp / 1000))
+        return arranged(source, unit or BLOCK_TOKENS, _half(requests, options.half))
+
+
+def _known(line: _Line, block_tokens: int) -> tuple[list[int], int]:
+    """The blocks of a line, and how many tokens the whole ones have."""
+    if line.block_tokens not in (None, block_tokens):
+        raise BadRecord(f"block_tokens must be {block_tokens}, got {line.block_tokens}")
+    check_num_blocks(line.hash_ids, line.input_length, block_tokens, partial_named=True)
+    num_whole = line.input_length // block_tokens
+    num_output = (line.input_length + line.output_length) // block_tokens - num_whole
+    if line.block_tokens is not None and len(line.output_hash_ids) != num_output:
+        raise BadRecord(f"output_hash_ids must hold {num_output}, got {len(line.output_hash_ids)}")
+    # The prompt's last block, if partial, is named only where the answer does not complete it.
+    path = line.hash_ids[:num_whole] + line.output_hash_ids if line.output_hash_ids else line.hash_ids
+    return path, (num_whole + len(line.output_hash_ids)) * block_tokens
 
 
 def _half(requests: list[Request], half: Half) -> list[Request]:
+    requests.sort(key=lambda request: request.arrival_s)
     middle = (len(requests) + 1) // 2
     if half is Half.TUNING:
         return requests[:middle]
