@@ -24,6 +24,7 @@ import breaking
 from sglang.srt.runtime_context import get_parallel
 
 from marconi.engine import cache, faults, touch, upstream
+from marconi.engine.core import pools
 from marconi.engine.policies import JUDICIOUS
 from marconi.engine.prefill import operands, spans
 
@@ -98,7 +99,7 @@ def take_out() -> None:
         cache.settle = trusting  # type: ignore[assignment]
         faults.Faults.note = lambda *_: None  # type: ignore[method-assign]
     if CONTROL == "leaking":
-        cache.MarconiRadixCache._free_unkept = lambda *_: None  # type: ignore[method-assign]
+        pools.DevicePools.free_unkept = lambda *_: None  # type: ignore[method-assign]
 
 
 plant()

@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.l2_transfer import L2TransferEngine, TransferCompletion
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
 
-from marconi.engine.cache import MarconiRadixCache
+from marconi.engine.core.pools import DevicePools
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.host.core import TieredTreeCore
 
@@ -69,6 +69,8 @@ to_host, to_device = L2TransferEngine.submit_device_to_host, L2TransferEngine.su
 waiting: list[Late] = []
 unlocked: dict[Late, set[int]] = {}
 """Copies that wait until one of these slots of states is freed."""
+caches: list[TieredRadixCache] = []
+"""Of this process: one, once it has a host tier."""
 
 
 def late_to_host(engine: Any, transfers: Any) -> TransferCompletion:
@@ -90,8 +92,8 @@ def late_to_device(engine: Any, transfers: Any, **options: Any) -> TransferCompl
 
 
 wait_until, free_on_host = LayerDoneCounter.wait_until, HostPoolGroup.free
-give_back, finish = MarconiRadixCache._give_back, TieredTreeCore.finish_write_through
-track = TieredRadixCache._track_write_through_node
+give_back, finish = DevicePools.give_back, TieredTreeCore.finish_write_through
+init_hicache, track = TieredRadixCache.init_hicache, TieredRadixCache._track_write_through_node
 
 
 def wait(counter: Any, layer: int) -> None:
@@ -103,9 +105,9 @@ def wait(counter: Any, layer: int) -> None:
     wait_until(counter, layer)
 
 
-def overwrite_on_device(cache: Any) -> None:
-    memory = cache.tree_core.memory
-    pool, states = cache.token_to_kv_pool_allocator.get_kvcache(), cache.req_to_token_pool.mamba_pool.mamba_cache
+def overwrite_on_device(pools: Any, core: Any) -> None:
+    memory, (cache,) = core.memory, caches
+    pool, states = pools.token_to_kv_pool_allocator.get_kvcache(), pools.req_to_token_pool.mamba_pool.mamba_cache
     for rows in memory._freed_kv:
         for each, garbage in ((pool, GARBAGE), *((draft, DRAFT_GARBAGE) for draft in _draft_pools(cache))):
             for layer in (*_attention(each).k_buffer, *_attention(each).v_buffer):
@@ -118,7 +120,7 @@ def overwrite_on_device(cache: Any) -> None:
                 del unlocked[late]
                 breaking.tell(int(not late.has_run))
                 late.synchronize()
-    give_back(cache)
+    give_back(pools, core)
 
 
 def _attention(pool: Any) -> Any:
@@ -150,6 +152,11 @@ def finish_and_reuse(core: Any, node_ids: Any, ack_id: int) -> None:
         overwrite_on_host(core.rows._pools, core.rows.states[core._nodes[node_id]], pool=PoolName.MAMBA)
 
 
+def remember(cache: Any, *given: Any) -> None:
+    caches.append(cache)
+    init_hicache(cache, *given)
+
+
 def track_unlocked(cache: Any, node_id: int, lock: Any, publish_node_ids: Any) -> None:
     if has("unlocked"):
         cache.dec_lock_ref(node_id, lock)
@@ -160,7 +167,8 @@ def track_unlocked(cache: Any, node_id: int, lock: Any, publish_node_ids: Any) -
 L2TransferEngine.submit_device_to_host = late_to_host
 L2TransferEngine.submit_host_to_device = late_to_device
 LayerDoneCounter.wait_until = wait
-MarconiRadixCache._give_back = overwrite_on_device
+DevicePools.give_back = overwrite_on_device
+TieredRadixCache.init_hicache = remember
 HostPoolGroup.free = overwrite_on_host
 TieredTreeCore.finish_write_through = finish_and_reuse
 TieredRadixCache._track_write_through_node = track_unlocked

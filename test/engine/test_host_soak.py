@@ -194,15 +194,15 @@ def drop_a_slot(cache: Any) -> None:
 
 
 def drop_a_planned_slot(cache: Any) -> None:
-    free = cache._free_slots
-    dropped: list[int] = []
+    free = cache.pools.free
+    dropped: list[torch.Tensor] = []
 
-    def drop_the_first(slots: dict[int, torch.Tensor]) -> None:
+    def drop_the_first(slots: list[torch.Tensor]) -> None:
         if slots and not dropped:
-            dropped.append(slots.popitem()[0])
+            dropped.append(slots.pop())
         free(slots)
 
-    cache._free_slots = drop_the_first
+    cache.pools.free = drop_the_first
 
 
 def drop_an_evicted_slot(cache: Any) -> None:

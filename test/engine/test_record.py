@@ -20,7 +20,7 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 from marconi.engine import record
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.record import BLOCK_TOKENS, Recorder
+from marconi.engine.record import BLOCK_TOKENS, TraceRecorder
 from marconi.policy.request import unpack
 from marconi.replay.trace import read
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def served(
-    recorder: Recorder,
+    recorder: TraceRecorder,
     prompt: Sequence[int],
     output: Sequence[int] = (7,),
     arrival_s: float = 0.0,
@@ -80,7 +80,7 @@ def sequences(seed: int) -> Iterator[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_record_has_the_lengths_and_the_shared_blocks_of_what_was_served(tmp_path: Path, seed: int) -> None:
     path, requests = tmp_path / "served", [*sequences(seed)]
-    recorder = Recorder(path, started_s=100.0)
+    recorder = TraceRecorder(path, started_s=100.0)
     ends = random.Random(seed).sample(range(len(requests)), len(requests))  # noqa: S311 - a workload
     for number in ends:
         served(recorder, *requests[number], arrival_s=100.0 + number)
@@ -103,7 +103,7 @@ def test_a_record_has_the_lengths_and_the_shared_blocks_of_what_was_served(tmp_p
 def test_a_file_holds_no_token_and_no_hash_that_another_start_would_give(tmp_path: Path) -> None:
     found: list[set[int]] = []
     for path in (tmp_path / "one", tmp_path / "two"):
-        recorder = Recorder(path, 0.0)
+        recorder = TraceRecorder(path, 0.0)
         # A block of one token a prompt, which would be the easiest to guess.
         for token in range(FIRST_TOKEN, FIRST_TOKEN + 100):
             served(recorder, [token], cached_tokens=1)
@@ -117,7 +117,7 @@ def test_a_file_holds_no_token_and_no_hash_that_another_start_would_give(tmp_pat
 
 
 def test_name_spaces_share_nothing(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "served", 0.0)
+    recorder = TraceRecorder(tmp_path / "served", 0.0)
     for namespace in (0, 1, 2**128 - 1, 0):
         served(recorder, range(200), namespace=namespace)
     recorder.close()
@@ -130,9 +130,9 @@ def test_name_spaces_share_nothing(tmp_path: Path) -> None:
 def test_two_files_of_bounded_size_are_kept_for_their_owner_alone(tmp_path: Path) -> None:
     path, before = tmp_path / "served", tmp_path / "served.1"
     path.write_text("of the last start\n")
-    Recorder(path, 0.0).close()
+    TraceRecorder(path, 0.0).close()
     assert (path.read_text(), before.read_text()) == ("", "of the last start\n")
-    recorder = Recorder(path, 0.0, max_file_bytes=2_000)
+    recorder = TraceRecorder(path, 0.0, max_file_bytes=2_000)
     for number in range(50):
         served(recorder, range(number + 1, number + 300), arrival_s=number)
     recorder.close()
@@ -145,7 +145,7 @@ def test_two_files_of_bounded_size_are_kept_for_their_owner_alone(tmp_path: Path
 
 
 def test_a_folder_that_is_gone_ends_the_record_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder(tmp_path / "gone" / "served", 0.0)
+    recorder = TraceRecorder(tmp_path / "gone" / "served", 0.0)
     for _ in range(3):
         served(recorder, range(100))
     recorder.close()
@@ -164,7 +164,7 @@ def test_a_disk_that_is_full_leaves_whole_lines_and_one_in_the_log(
         return num_written
 
     monkeypatch.setattr(record.os, "write", until_full)
-    recorder = Recorder(path, 0.0)
+    recorder = TraceRecorder(path, 0.0)
     for _ in range(20):
         served(recorder, range(100))
     recorder.close()
@@ -179,7 +179,7 @@ def test_a_disk_that_is_full_leaves_whole_lines_and_one_in_the_log(
 def test_a_request_that_cannot_be_read_ends_the_record_and_not_the_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = Recorder(tmp_path / "served", 0.0)
+    recorder = TraceRecorder(tmp_path / "served", 0.0)
     for _ in range(2):
         recorder.ended(SimpleNamespace(), 0.0, 0)  # type: ignore[arg-type]
     recorder.close()
@@ -196,7 +196,7 @@ def test_what_does_not_fit_into_the_queue_is_counted_and_told_once(
         return begun(path)
 
     monkeypatch.setattr(record, "_begun", late)
-    recorder = Recorder(tmp_path / "served", 0.0, max_waiting_bytes=8 * 302)
+    recorder = TraceRecorder(tmp_path / "served", 0.0, max_waiting_bytes=8 * 302)
     with caplog.at_level(logging.WARNING):
         for num_tokens in (100, 200, 1, 2):
             served(recorder, range(num_tokens))
@@ -208,7 +208,7 @@ def test_what_does_not_fit_into_the_queue_is_counted_and_told_once(
 
 
 def test_aborted_requests_and_embeddings_are_left_out(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "served", 0.0)
+    recorder = TraceRecorder(tmp_path / "served", 0.0)
     served(recorder, range(10), reason="abort")
     served(recorder, range(11), input_embeds=[[0.5]] * 11)
     served(recorder, range(12), reason="stop")
@@ -219,7 +219,7 @@ def test_aborted_requests_and_embeddings_are_left_out(tmp_path: Path) -> None:
 def test_a_cache_records_what_it_served_and_what_it_had(tmp_path: Path) -> None:
     replay = on_marconi(SETTINGS["little-kv"], PolicyChoice("best"))
     requests = [request for request in agents(seed=3) if replay.fits(request)]
-    replay.cache.recorder = Recorder(tmp_path / "served", started_s=0.0)
+    replay.cache.recorder = TraceRecorder(tmp_path / "served", started_s=0.0)
     hits = [replay.serve(request) for request in requests]
     replay.cache.release_host_resources()
     found = lines(tmp_path / "served")

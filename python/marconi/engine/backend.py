@@ -42,7 +42,7 @@ from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 from marconi.engine.ranks import dp_rank, is_first_rank
-from marconi.engine.record import Recorder
+from marconi.engine.record import TraceRecorder
 from marconi.engine.service import Facts
 from marconi.engine.speculation import EndStateSource, max_accepted
 from marconi.engine.support import notes
@@ -142,7 +142,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         if given.record is not None and first_rank is not None:
             rank = dp_rank()
             path = given.record.with_name(f"{given.record.name}.rank-{rank}") if rank else given.record
-            cache.recorder = Recorder(path, first_rank.clock())
+            cache.recorder = TraceRecorder(path, first_rank.clock())
         return cache
 
     cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)

@@ -55,7 +55,7 @@ from marconi.engine.moments import Moment, Moments
 from marconi.engine.picture import Picture
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint
-from marconi.engine.record import Recorder
+from marconi.engine.record import TraceRecorder
 from marconi.engine.running import may_track
 from marconi.engine.scheduler import (
     EndState,
@@ -154,7 +154,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Publishes `log`."""
         self.load_reporter: LoadReporter | None = None
         """Tells the load beside it."""
-        self.recorder: Recorder | None = None
+        self.recorder: TraceRecorder | None = None
         """On the first rank, under `--marconi-record`."""
         self.saver: Saver | None = None
         """Under `--marconi-save-dir`."""
@@ -676,7 +676,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.evict(params)
 
     def _free_planned(self, run: ServedRequest) -> None:
-        self.pools.free_unkept(run.checkpoints.pop(depth).slot for depth in [*run.checkpoints])
+        self.pools.free_unkept([run.checkpoints.pop(depth).slot for depth in [*run.checkpoints]])
 
     def evict_for_alloc(
         self, params: EvictParams, *, allocation_reclaim_satisfied: Callable[[], bool] | None = None

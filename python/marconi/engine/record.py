@@ -55,7 +55,7 @@ class Ended(NamedTuple):
     """Tokens of prompt and output, eight bytes each."""
 
 
-class Recorder:
+class TraceRecorder:
     """Appends what one cache has served to a file."""
 
     def __init__(
