@@ -1,5 +1,6 @@
 """A server under the backend, as its users and operators meet it: bad bodies, flushes, aborts, other entry points."""
 
+import json
 import os
 import signal
 import subprocess
@@ -123,8 +124,11 @@ def test_the_metrics_of_an_idle_server_are_its_status(server: ServerProcess) -> 
 def test_sglang_serve_takes_the_backend_and_ends_by_itself_when_it_is_interrupted(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
+    """And records what it has served, if it is asked to."""
     entry_point = (str(Path(sys.executable).with_name("sglang")), "serve")
-    with ServerProcess(models["mamba2"], list(MARCONI), log_path=tmp_path / "log", entry_point=entry_point) as running:
+    record = tmp_path / "served.jsonl"
+    args = [*MARCONI, "--marconi-record", str(record)]
+    with ServerProcess(models["mamba2"], args, log_path=tmp_path / "log", entry_point=entry_point) as running:
         prompt = random_tokens(80, 300)
         generate(running.url, prompt)
         assert generate(running.url, prompt + random_tokens(81, 40)).num_cached_tokens > 0
@@ -132,6 +136,10 @@ def test_sglang_serve_takes_the_backend_and_ends_by_itself_when_it_is_interrupte
         group = running.pid
         os.kill(group, signal.SIGINT)
         assert is_gone(group, within_s=60)
+    served = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()][-2:]
+    assert [each["input_length"] for each in served] == [300, 340]
+    assert served[0]["hash_ids"][:4] == served[1]["hash_ids"][:4]
+    assert served[1]["cached_tokens"] > 0
 
 
 @pytest.mark.slow
