@@ -12,9 +12,9 @@ all of them and adding up their seconds (`max`). Two rows:
 Beside them, paid by few: `eviction` is what an eviction takes to note why a state is gone and what was kept instead, so
 as often as states are evicted; `answer` is the explanation as JSON for a request that asks.
 
-With `--whole` a whole request is timed instead, match to end, by four servers in turn: `--marconi-explain on`, which
-also notes each request and records its steps as the engine does (`engine/moments.py`); the same without the steps; and
-two under `off`, which do none of this. What the two that do the same differ by is noise.
+With `--whole` a whole request is timed instead, match to end, by four servers in turn: `--marconi-explain on`, where
+each request is noted and asks for its explanation, so its steps are recorded as the engine does (`engine/moments.py`);
+the same where none asks; and two under `off`, which do none of this. What the two that do the same differ by is noise.
 
 Everything is served `NUM_RUNS` times, in the same order and with the same answers, and each time that is shown is the
 median over the runs: a machine that interrupts the thread for something else does so elsewhere in each of them.

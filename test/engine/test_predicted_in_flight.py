@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from marconi.engine.explain import EXPLAIN
 from marconi.engine.moments import Moment, Steps
 from marconi.engine.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
-from marconi.engine.scheduler import notes_of, steps_of
+from marconi.engine.scheduler import notes_of
 from marconi.policy.request import Request, unpack
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.server import ServerReplay
@@ -44,7 +45,7 @@ STEP_S = 0.02
 
 def served(setting: Setting, division: Division, requests: Sequence[Request]) -> tuple[ServerReplay, list[Sent]]:
     """All of `requests` by the real cache, and a new replay of it."""
-    cache, asked = asked_of_the_cache(replace(setting.host, memory=division), requests)
+    cache, asked = asked_of_the_cache(replace(setting.host, memory=division), requests, {EXPLAIN: True})
     page, needs = setting.page_tokens, TWO_POOLS
     pools: Pool = Pools(setting.num_kv_tokens, setting.num_state_slots)
     if division is Division.ONE_POOL:
@@ -54,7 +55,9 @@ def served(setting: Setting, division: Division, requests: Sequence[Request]) ->
     return replay, [_sent(request, req) for request, req in asked]
 
 
-def asked_of_the_cache(host: HostPools, requests: Sequence[Request]) -> tuple[Any, list[tuple[Request, Any]]]:
+def asked_of_the_cache(
+    host: HostPools, requests: Sequence[Request], custom_params: dict[str, Any]
+) -> tuple[Any, list[tuple[Request, Any]]]:
     """The real cache, once it has served all of `requests`, eight at a time, and SGLang's own of each."""
     clock = TraceClock()
     cache = marconi(host, CHOICE, COSTS, clock)
@@ -63,7 +66,7 @@ def asked_of_the_cache(host: HostPools, requests: Sequence[Request]) -> tuple[An
     while left or not scheduler.is_idle:
         while left and scheduler.num_there < NUM_AT_ONCE:
             request = left.popleft()
-            asked.append((request, scheduler.submit(_script(request))))
+            asked.append((request, scheduler.submit(_script(request), custom_params=custom_params)))
         scheduler.step()
         clock.now_s += STEP_S
     assert set(scheduler.outcomes) == {Outcome.FINISHED}
@@ -78,7 +81,7 @@ def _script(request: Request) -> Script:
 
 
 def _sent(request: Request, req: Any) -> Sent:
-    answer = Answer(tuple(req.output_ids), req.cached_tokens, "", steps_of(req))
+    answer = Answer(tuple(req.output_ids), req.cached_tokens, "", notes_of(req).steps or Steps())
     return Sent(req.origin_input_ids, request.namespace, answer)
 
 
@@ -106,10 +109,11 @@ def test_a_replay_that_is_not_told_of_decoding_hits_otherwise() -> None:
     assert hits(replay, untold) != [each.answer.num_cached_tokens for each in sent]
 
 
-def test_where_nothing_is_explained_no_step_is_recorded_and_the_same_is_hit() -> None:
+def test_of_a_request_that_asks_for_nothing_no_step_is_recorded_and_the_same_is_hit() -> None:
     num_cached = {}
     for explains in (True, False):
-        _, asked = asked_of_the_cache(replace(SETTINGS["extra-buffer"].host, explains=explains), REQUESTS)
+        host = replace(SETTINGS["extra-buffer"].host, explains=explains)
+        _, asked = asked_of_the_cache(host, REQUESTS, {EXPLAIN: explains})
         assert {notes_of(req).steps is not None for _, req in asked} == {explains}
         num_cached[explains] = [req.cached_tokens for _, req in asked]
     assert num_cached[True] == num_cached[False]

@@ -97,6 +97,7 @@ class Waits:
     """What the index reads of a request."""
 
     extra_key = cache_salt = None
+    sampling_params = SimpleNamespace(custom_params=None)
 
     def __init__(self, ids: list[int], answer: list[int]) -> None:
         self.origin_input_ids, self.output_ids = array("q", ids), array("q", answer)

@@ -110,14 +110,14 @@ class HostScheduler:
 
     # Requests
 
-    def submit(self, script: Script, rid: str | None = None) -> Any:
+    def submit(self, script: Script, rid: str | None = None, custom_params: dict[str, Any] | None = None) -> Any:
         """A request joins those that wait; `rid` is SGLang's name for it, where that matters."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         self._num_submitted += 1
         extra_key, cache_salt = script.namespace
-        sampling = SamplingParams(max_new_tokens=script.max_new_tokens)
+        sampling = SamplingParams(max_new_tokens=script.max_new_tokens, custom_params=custom_params)
         sampling.normalize(None)
         req = Req(
             rid=rid or f"request {self._num_submitted}",

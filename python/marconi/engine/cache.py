@@ -51,7 +51,7 @@ from marconi.engine.flags import Check, Flags
 from marconi.engine.int8.pools import Int8Pools
 from marconi.engine.joint.pools import JointMemory, JointPools
 from marconi.engine.metrics import CacheMetrics, labels
-from marconi.engine.moments import Moment, Moments
+from marconi.engine.moments import Moments, Steps
 from marconi.engine.picture import Picture
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint
@@ -66,7 +66,6 @@ from marconi.engine.scheduler import (
     count_dropped,
     distance_known_by,
     end_state,
-    explain,
     is_health_check,
     is_refused,
     is_tracked,
@@ -77,7 +76,6 @@ from marconi.engine.scheduler import (
     packed,
     settle,
     shared_elsewhere,
-    steps_of,
 )
 from marconi.engine.sessions import SessionStates
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, EndStateSource, LastStops
@@ -147,8 +145,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         OF_PROCESS.set(self.faults)
         self.tick = Tick(0.0)
         """The time of all decisions; see `adopt`."""
-        self.moments = Moments(self.clock) if flags.explain else None
-        """None where requests are not explained: their steps are not recorded either."""
+        self.moments = Moments(self.clock)
+        """Numbers the steps of requests that ask for an explanation."""
         self.log = log
         self.publisher: CachePublisher | None = None
         """Publishes `log`."""
@@ -312,20 +310,19 @@ class MarconiRadixCache(UnifiedRadixCache):
         if params.req is not None:
             self.waiting.matched(params.req, lease)
             note_match(params.req, lease)
-            if params.cow_mamba and self.moments is not None:
-                self._note_copy(params.req, lease, self.moments.now())
+            if params.cow_mamba and (steps := notes_of(params.req).steps) is not None:
+                self._note_copy(params.req, lease, steps)
         result = self.tree_core.answer(lease.match, params)
         if not self.cuts_prefills:
             result = result._replace(mamba_branching_seqlen=self._branch_on_grid(result))
         return self._finalize_match_result(params, result)
 
-    def _note_copy(self, req: "Req", lease: Lease, now: Moment) -> None:
+    def _note_copy(self, req: "Req", lease: Lease, steps: Steps) -> None:
         """SGLang is about to take a slot for a copy of the state that a request would resume from."""
-        steps = steps_of(req)
         if steps.began is not None:
             # It was retracted: the moments are those of its first prefill.
             return
-        steps.matched = now
+        steps.matched = now = self.moments.now()
         is_slot_free = req.kv.holds_mamba or self.req_to_token_pool.mamba_allocator.available_size() > 0
         if lease.match.source is not None and not is_slot_free:
             steps.tried.append(now)
@@ -373,9 +370,9 @@ class MarconiRadixCache(UnifiedRadixCache):
         if self.first_rank is not None:
             self.stats.publish(now_s)
         runs = [notes_of(req).run or self._begin(req, now_s) for req in reqs]
-        if self.moments is not None:
-            for req in reqs:
-                steps_of(req).computes(req.extend_end, self.moments.now())
+        for req in reqs:
+            if (steps := notes_of(req).steps) is not None:
+                steps.computes(req.extend_end, self.moments.now())
         chunks = [(run, req.prefix_len, req.extend_end) for req, run in zip(reqs, runs, strict=True)]
         planned = by_precedence(chunks) if self.plans else []
         reserved = self._reserved(reqs) if planned else NOTHING
@@ -403,10 +400,10 @@ class MarconiRadixCache(UnifiedRadixCache):
                 self.stats.num_health_checks += not notes.is_counted
             elif not notes.is_counted and not is_refused(req):
                 self.stats.num_uncached += 1
-                if self.moments is not None:
+                if self.flags.explain:
                     whole = uncached(req.prefix_len, len(req.origin_input_ids))
                     self.tree_core.hybrid.counters.missed(whole)
-                    self._explain(req, whole, now_s, self.moments)
+                    self._explain(req, whole, now_s)
             notes.is_counted = True
             self.waiting.expect_nothing(req)
             return None
@@ -415,9 +412,9 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.stats.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             diverged = divergence_of(lease.request, hybrid.tree) if self.flags.explain_text else None
             explanation = hybrid.begin(lease, now_s, self._grid_of_sglang)
-            if explanation is not None and self.moments is not None:
+            if explanation is not None:
                 notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
-                self._explain(req, explanation, now_s, self.moments, diverged)
+                self._explain(req, explanation, now_s, diverged)
         run = notes.run = ServedRequest(lease, self._plan(req, lease) if self.plans else NO_PLAN)
         for position in asked_by(req).over_limit:
             run.absent[position // self.page_size * self.page_size] = Cause.HINT_OVER_LIMIT
@@ -426,21 +423,19 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.num_running += 1
         return run
 
-    def _explain(
-        self, req: "Req", explanation: Explanation, now_s: float, moments: Moments, diverged: Divergence | None = None
-    ) -> None:
-        steps_of(req).began = moments.now()
-        explained = Explained(req.rid, now_s, explanation, notes_of(req).trail, diverged)
+    def _explain(self, req: "Req", explanation: Explanation, now_s: float, diverged: Divergence | None = None) -> None:
+        notes = notes_of(req)
+        explained = Explained(req.rid, now_s, explanation, notes.trail, diverged)
         self.explanations.note(explained)
-        explain(req, explained)
+        if notes.steps is not None:
+            notes.steps.began, notes.explained = self.moments.now(), explained
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
         """Where a request leaves states; others may wait for them from now on."""
         asked, elsewhere, distance = asked_by(req).positions, shared_elsewhere(req), distance_known_by(req)
         if self.end_source is EndStateSource.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
-        if self.moments is not None:
-            steps = steps_of(req)
+        if (steps := notes_of(req).steps) is not None:
             steps.asked, steps.elsewhere, steps.next_turn = tuple(asked), elsewhere, distance
         shared = (*self.waiting.shared(req, lease), *elsewhere)
         plan = self.tree_core.hybrid.plan(lease, asked, shared, distance)
@@ -457,12 +452,13 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def checkpoint_into_tree(self, req: "Req", *, up_to: int, **kwargs: Any) -> None:
         """Add what the request has computed so far to the tree, as far as a state stands behind it."""
-        run = notes_of(req).run
+        notes = notes_of(req)
+        run = notes.run
         if run is not None and self.first_rank is not None:
             self.first_rank.prefilled(run, up_to)
         is_finished = req.finished()
-        if self.moments is not None:
-            steps_of(req).computed(self.moments.now())
+        if notes.steps is not None:
+            notes.steps.computed(self.moments.now())
         if not self.cuts_prefills and is_tracked(req):
             if run is not None:
                 self._free_planned(run)
@@ -475,8 +471,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         if is_finished:
             self._obey(req, run)
             self._end(req)
-            if self.moments is not None:
-                steps_of(req).ended = self.moments.now()
+            if notes.steps is not None:
+                notes.steps.ended = self.moments.now()
             if self.first_rank is not None:
                 self.stats.count(req)
             if self.recorder is not None and not is_health_check(req):

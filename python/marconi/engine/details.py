@@ -6,7 +6,7 @@ from typing import Any
 from marconi.engine import diverged
 from marconi.engine.explain import EXPLAIN, dumps
 from marconi.engine.hints import KV_HINTS, WITHOUT_SLOT
-from marconi.engine.scheduler import notes_of, steps_of
+from marconi.engine.scheduler import notes_of
 
 
 def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
@@ -16,8 +16,8 @@ def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
     if notes.kv_hints is not None:
         told[KV_HINTS] = json.dumps(notes.kv_hints)
     # A streamed answer is explained in its last part: the steps of its request are complete there.
-    if notes.explained is not None and req.finished():
-        told[EXPLAIN] = dumps(notes.explained, steps_of(req))
+    if notes.explained is not None and notes.steps is not None and req.finished():
+        told[EXPLAIN] = dumps(notes.explained, notes.steps)
         # Without a salt of its own, a prompt may be beside anybody's.
         if notes.explained.diverged is not None and req.cache_salt:
             told[diverged.DIVERGED] = diverged.dumps(notes.explained.diverged)

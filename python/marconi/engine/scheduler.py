@@ -81,7 +81,7 @@ class RequestNotes:
     kv_hints: list[dict[str, Any]] | None = None
     """The answers to its `kv_hints`; None before its end, and if it has none."""
     steps: Steps | None = None
-    """None before its first, and where requests are not explained."""
+    """None unless it asks for an explanation."""
     trail: Trail | None = None
     """Its states; None before its first prefill, and if it is served uncached."""
 
@@ -90,17 +90,9 @@ def notes_of(req: Any) -> RequestNotes:
     """The notes on a request; made with the first."""
     notes: RequestNotes | None = getattr(req, _NOTES, None)
     if notes is None:
-        notes = RequestNotes()
+        notes = RequestNotes(steps=Steps() if is_wanted(req.sampling_params.custom_params) else None)
         setattr(req, _NOTES, notes)
     return notes
-
-
-def steps_of(req: Any) -> Steps:
-    """The steps of a request of a cache that explains; made with the first."""
-    notes = notes_of(req)
-    if notes.steps is None:
-        notes.steps = Steps()
-    return notes.steps
 
 
 def packed(req: Any, core: MarconiTreeCore) -> Request:
@@ -233,12 +225,6 @@ def asked_by(req: Any) -> Hints:
         return _NO_HINTS
 
 
-def explain(req: Any, explained: Explained) -> None:
-    """Keep why `req` missed for its answer, if it asks."""
-    if is_wanted(req.sampling_params.custom_params):
-        notes_of(req).explained = explained
-
-
 def distance_known_by(req: Any) -> int | None:
     """The distance that came with a request, in tokens; None if none did, or none that makes sense."""
     custom = req.sampling_params.custom_params
@@ -356,7 +342,7 @@ def closing_of_answer(req: Any) -> int:
 class WaitingRequests:
     """The requests of one scheduler, while they wait and while they are prefilled."""
 
-    def __init__(self, core: MarconiTreeCore, moments: Moments | None) -> None:
+    def __init__(self, core: MarconiTreeCore, moments: Moments) -> None:
         self._core = core
         self._moments = moments
         self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
@@ -400,8 +386,7 @@ class WaitingRequests:
     def _go(self, left: list[Any]) -> None:
         for req in left:
             self._prompts.remove(req)
-            if self._moments is not None:
-                steps = steps_of(req)
+            if (steps := notes_of(req).steps) is not None:
                 steps.unqueued = steps.unqueued or self._moments.now()
         self._core.hybrid.queue(left, ())
 
@@ -416,8 +401,7 @@ class WaitingRequests:
                 break
             request = packed(req, self._core)
             prompts.add(req, request)
-            if self._moments is not None:
-                steps = steps_of(req)
+            if (steps := notes_of(req).steps) is not None:
                 steps.queued = steps.queued or self._moments.now()
             come.append((req, self._core.hybrid.match(request).checkpoint))
         return come
@@ -428,8 +412,8 @@ class WaitingRequests:
         if hybrid.awaits(req):
             hybrid.queue((), [(req, lease.match.checkpoint)])
             is_another = notes.lease is None or notes.lease.match.checkpoint is not lease.match.checkpoint
-            if is_another and self._moments is not None:
-                steps_of(req).rematched.append(self._moments.now())
+            if is_another and notes.steps is not None:
+                notes.steps.rematched.append(self._moments.now())
 
     def waits(self, req: Any) -> bool:
         """True if a request that has been matched is better computed once a state that is under way is there."""

@@ -108,8 +108,8 @@ def _fit(rising: list[tuple[float, float]]) -> tuple[float, float]:
     slope = _slope(rising)
     if not slope:
         # All of one size, or the large ones no slower: what there is to see is what a FLOP took in all.
-        return 0.0, median(seconds / flops for flops, seconds in rising if flops > 0) if rising[-1][0] > 0 else 0.0
-    return max(median(seconds - slope * flops for flops, seconds in rising), 0.0), slope
+        return 0.0, median([seconds / flops for flops, seconds in rising if flops > 0]) if rising[-1][0] > 0 else 0.0
+    return max(median([seconds - slope * flops for flops, seconds in rising]), 0.0), slope
 
 
 def _fit_whole(rising: list[tuple[float, int, float]]) -> tuple[float, float]:
@@ -117,7 +117,7 @@ def _fit_whole(rising: list[tuple[float, int, float]]) -> tuple[float, float]:
     slope = pass_s = 0.0
     for _ in range(_NUM_TURNS):
         slope = _slope([(flops, seconds - pass_s * passes) for flops, passes, seconds in rising])
-        pass_s = max(median((seconds - slope * flops) / passes for flops, passes, seconds in rising), 0.0)
+        pass_s = max(median([(seconds - slope * flops) / passes for flops, passes, seconds in rising]), 0.0)
     return (pass_s, slope) if slope else _fit([(flops, seconds / passes) for flops, passes, seconds in rising])
 
 

@@ -87,10 +87,9 @@ class Segments:
     def along(self, node: Node, start: Node | None = None) -> torch.Tensor:
         """The indices of all tokens before the end of `node`, in order; of those after `start`, which is above it."""
         segments: list[torch.Tensor] = []
-        for above in path_up(node):
-            if above is start:
-                break
-            segments.extend(reversed(self._by_node[above]))
+        while node is not start and node.parent is not None:
+            segments.extend(reversed(self._by_node[node]))
+            node = node.parent
         segments.reverse()
         return torch.cat(segments) if segments else self._empty
 
@@ -184,23 +183,21 @@ class DeviceMemory:
         """A lock was taken on `node`."""
         if node.num_locks == 1:
             self.num_protected_states += 1
-        for above in path_up(node):
-            num_locks = self._num_locks.get(above, 0)
-            self._num_locks[above] = num_locks + 1
-            if not num_locks:
-                self.num_protected_tokens += num_tokens(above)
+        self._count(node, None)
 
     def unprotect(self, node: Node) -> None:
         """A lock was given back on `node`."""
         if not node.num_locks:
             self.num_protected_states -= 1
-        for above in path_up(node):
-            num_locks = self._num_locks[above] - 1
+        locks = self._num_locks
+        while (parent := node.parent) is not None:
+            num_locks = locks[node] - 1
             if num_locks:
-                self._num_locks[above] = num_locks
+                locks[node] = num_locks
             else:
-                del self._num_locks[above]
-                self.num_protected_tokens -= num_tokens(above)
+                del locks[node]
+                self.num_protected_tokens -= node.depth - parent.depth
+            node = parent
 
     def move_protection(self, old: Node | None, new: Node) -> None:
         """A lock was taken on `new` and one given back on `old`, at or above it; None is the root.
@@ -213,14 +210,20 @@ class DeviceMemory:
             self.num_protected_states += 1
         if old is not None and not old.num_locks:
             self.num_protected_states -= 1
-        for above in path_up(new):
-            if above is old:
+        self._count(new, old)
+
+    def _count(self, node: Node, old: Node | None) -> None:
+        """Count one more lock on `node` and those above it, as far as `old`."""
+        locks = self._num_locks
+        while (parent := node.parent) is not None:
+            if node is old:
                 return
-            num_locks = self._num_locks.get(above, 0)
-            self._num_locks[above] = num_locks + 1
+            num_locks = locks.get(node, 0)
+            locks[node] = num_locks + 1
             if not num_locks:
-                self.num_protected_tokens += num_tokens(above)
-        assert old is None, f"{old} is not above {new}"
+                self.num_protected_tokens += node.depth - parent.depth
+            node = parent
+        assert old is None, f"{old} is not above it"
 
     # Changes of the tree
 

@@ -67,8 +67,11 @@ def around_gap_budget(budget: Callable[..., int], adder: Any, req: "Req", **kwar
 def around_schedulable_available_size(count: Callable[[Any], int], side: Any) -> int:
     """Around `MultiEndedAllocator.schedulable_available_size`: tokens, or states, of `side` with those pending."""
     peer = side._growth_side_neighbor()
-    if peer is None or _may_not_move(side) or _may_not_move(peer):
+    if peer is None:
         return count(side)
+    for each in (side, peer):
+        if each.disagg_move_gate is not None or each.host_transfer_move_gate is not None:
+            return count(side)
     num_peer = len(peer._free_phys_pages) + len(peer._pending_reuse_pages_cpu)
     num_available: int = side._available_tokens(num_peer * peer.entry_bytes_per_page)
     return num_available + len(side._pending_reuse_pages_cpu) * side.page_size
@@ -81,7 +84,3 @@ def around_flush_for_allocation(flush: Callable[[Any], int], peer: Any) -> int:
     if side is not None:
         side._drain_pending_reuse(urgent=True)
     return num_moved
-
-
-def _may_not_move(side: Any) -> bool:
-    return side.disagg_move_gate is not None or side.host_transfer_move_gate is not None

@@ -117,9 +117,8 @@ class JointPools(DevicePools):
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """Compare in bytes."""
-        memory = self.memory
-        free = memory.num_free_bytes + memory.bytes_of(*evictable) - memory.bytes_of(*reserved)
-        return free >= memory.state_bytes
+        num_tokens, num_states = evictable.num_tokens - reserved.num_tokens, evictable.num_states - reserved.num_states
+        return self.memory.num_free_bytes + self.memory.bytes_of(num_tokens, num_states - 1) >= 0
 
     def evict(
         self, core: MarconiTreeCore, params: EvictParams, targets: Targets, available: Callable[[Any], int]
@@ -127,22 +126,23 @@ class JointPools(DevicePools):
         """Evict until `targets` can be lent, or nothing is evictable any more."""
         if not targets:
             return super().evict(core, params, targets, available)
-        freed, bytes_of = Freed(0, 0), self.memory.bytes_of
-        while num_missing_bytes := self._num_missing_bytes(core, targets, available):
-            num_before = bytes_of(*freed)
-            while bytes_of(*freed) < num_before + num_missing_bytes and (one := core.evict_one(Need.BYTES)) is not None:
+        freed = Freed(0, 0)
+        while num_missing_bytes := self._num_missing_bytes(targets, available):
+            while num_missing_bytes > 0:
+                one = core.evict_one(Need.BYTES)
+                if one is None:
+                    return freed
                 freed = Freed(freed.num_tokens + one.num_tokens, freed.num_states + one.num_states)
-            if bytes_of(*freed) == num_before:
-                break
+                num_missing_bytes -= self.memory.bytes_of(*one)
+            self.give_back(core)
         return freed
 
-    def _num_missing_bytes(self, core: MarconiTreeCore, targets: Targets, available: Callable[[Any], int]) -> int:
+    def _num_missing_bytes(self, targets: Targets, available: Callable[[Any], int]) -> int:
         """Bytes to free before `targets` can be lent; 0 if they can. Counts what is freed at the end of a group.
 
         Where SGLang may not move entries, less can be lent than bytes are free, and the next victim is one too few or
         enough: 1.
         """
-        self.give_back(core)
         self.token_to_kv_pool_allocator.flush_deferred_full_frees()
         memory, num_missing = self.memory, 0
         for kind, target in targets.values():
