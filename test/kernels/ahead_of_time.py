@@ -45,6 +45,9 @@ from sgl_kernel_ext.state_pool import StateSlots
 
 NUM_SLOTS: Final = 90
 NUM_BATCHES: Final = 400
+WITH_FLOAT32: Final = (90, 120)
+"""Where inputs in float32 are compiled as well, which take the most: the card that is measured, and the one with the
+least shared memory."""
 SPILLS: Final = "a kernel that spills"
 INVALID: Final = "a kernel that does not compile"
 """Cases that are broken on purpose."""
@@ -167,7 +170,7 @@ def spill() -> None:
 
 
 def resources(capability: int) -> list[Compiled]:
-    """Compile for a target what models need, in bfloat16 and in float32, and what must be found to be broken."""
+    """Compile for a target what models need, in bfloat16 perhaps in float32, and what must be found broken."""
     stand_in(capability)
     knobs.nvidia.dump_ptxas_log = True
     found: list[Compiled] = []
@@ -185,9 +188,10 @@ def resources(capability: int) -> list[Compiled]:
             found.append(Compiled(case, name_of(kernel), *taken, kwargs.get("PRECISION") == "ieee"))
 
     JITFunction.run = run
+    wide = warm_ups(torch.float32) if capability in WITH_FLOAT32 else ()
     for case, call in (
         *warm_ups(torch.bfloat16),
-        *((f"{case}, inputs in float32", call) for case, call in warm_ups(torch.float32) if PART not in case),
+        *((f"{case}, inputs in float32", call) for case, call in wide if PART not in case),
         (SPILLS, spill),
         (INVALID, partial(_invalid_kernel[1,], torch.empty(4))),
     ):
