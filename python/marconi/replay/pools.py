@@ -124,7 +124,7 @@ class JointPool:
     @property
     def num_tokens(self) -> int:
         """KV tokens, if it held nothing else."""
-        return self._tokens_in(self.num_bytes)
+        return self.num_bytes // (self.kv_bytes_per_token * self.page_tokens) * self.page_tokens
 
     @property
     def num_slots(self) -> int:
@@ -138,7 +138,7 @@ class JointPool:
     @property
     def num_free_tokens(self) -> int:
         """KV tokens that may be taken now, if no slot is."""
-        return self._tokens_in(self.num_free_bytes)
+        return self.num_free_bytes // (self.kv_bytes_per_token * self.page_tokens) * self.page_tokens
 
     @property
     def num_free_slots(self) -> int:
@@ -147,11 +147,11 @@ class JointPool:
 
     def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Take free tokens and slots."""
-        self.num_free_bytes -= self._bytes_of(num_tokens, num_slots)
+        self.num_free_bytes -= num_tokens * self.kv_bytes_per_token + num_slots * self.state_bytes
 
     def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Return tokens and slots."""
-        self.num_free_bytes += self._bytes_of(num_tokens, num_slots)
+        self.num_free_bytes += num_tokens * self.kv_bytes_per_token + num_slots * self.state_bytes
 
     @property
     def has_slot_for_copy(self) -> bool:
@@ -160,7 +160,7 @@ class JointPool:
 
     def take_planned(self) -> None:
         """Take a slot for a planned state, like any other."""
-        self.take(num_slots=1)
+        self.num_free_bytes -= self.state_bytes
 
     def promise(self) -> bool:
         """True if the tree can take the last state of a request: it takes the slot with it."""
@@ -168,7 +168,7 @@ class JointPool:
 
     def hand_over(self, num_states: int, num_kept: int) -> None:
         """Get back the slots of what the tree had."""
-        self.give(num_slots=num_states - num_kept)
+        self.num_free_bytes += (num_states - num_kept) * self.state_bytes
 
     def collect(self, freed: Freed) -> None:
         """KV and states are bytes."""
@@ -180,11 +180,13 @@ class JointPool:
 
     def spares(self, evictable: Amount, reserved: Amount) -> bool:
         """KV and states count on either side."""
-        return self.num_free_bytes + self._bytes_of(*evictable) >= self._bytes_of(*reserved)
+        num_tokens, num_states = evictable.num_tokens - reserved.num_tokens, evictable.num_states - reserved.num_states
+        return self.num_free_bytes + num_tokens * self.kv_bytes_per_token + num_states * self.state_bytes >= 0
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """A slot is bytes as well."""
-        return self.spares(evictable, Amount(reserved.num_tokens, reserved.num_states + 1))
+        num_tokens, num_states = evictable.num_tokens - reserved.num_tokens, evictable.num_states - reserved.num_states
+        return self.num_free_bytes + num_tokens * self.kv_bytes_per_token + (num_states - 1) * self.state_bytes >= 0
 
     def check_balance(self, held: Amount) -> None:
         """Raise `AssertionError` unless everything except `held` is free."""
@@ -192,9 +194,6 @@ class JointPool:
 
     def _bytes_of(self, num_tokens: int, num_slots: int) -> int:
         return num_tokens * self.kv_bytes_per_token + num_slots * self.state_bytes
-
-    def _tokens_in(self, num_bytes: int) -> int:
-        return num_bytes // (self.kv_bytes_per_token * self.page_tokens) * self.page_tokens
 
 
 Pool: TypeAlias = Pools | JointPool

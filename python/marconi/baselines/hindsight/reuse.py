@@ -35,7 +35,7 @@ class Reuse:
         for index, request in enumerate(trace.requests):
             root = roots.setdefault(request.namespace, _Span(b"", index))
             stretches = _computed_by(index, request, trace.unit_tokens, root)
-            rows.extend((index, num_units * trace.unit_tokens, since) for num_units, since in stretches)
+            rows += [(index, num_units * trace.unit_tokens, since) for num_units, since in stretches]
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
         num_prompt_tokens = sum(request.num_prompt_tokens for request in trace.requests)
         return cls(len(trace.requests), num_prompt_tokens, *columns)
