@@ -88,7 +88,7 @@ from marconi.lifecycle.pools import NOTHING, Amount
 from marconi.lifecycle.running import by_precedence, take_planned
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
-from marconi.policy.base import Costs
+from marconi.policy.base import Costs, Need
 from marconi.policy.divergence import Divergence, divergence_of
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.hybrid_cache import HybridCache, Suffix
@@ -129,7 +129,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves.
 
         `first_rank` makes the ticks of all ranks that share the cache, and is None on the others. What is held is noted
-        in `log`. `ends` is where the state at a request's end is taken from.
+        in `log`. `end_source` is where the state at a request's end is taken from.
         """
         self.choice = choice
         self.cuts_prefills = choice.admission == JUDICIOUS
@@ -217,7 +217,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """
         self.plans = False
         pool = self.req_to_token_pool
-        has_own_pool = self.joint_bytes is not None or not self.pools.are_slots_shared
+        has_own_pool = self.pools.state_need is Need.BYTES or not self.pools.are_slots_shared
         lacks_slots = self._num_lent > 0 and not may_track(pool.size, pool.mamba_allocator.size, self._num_lent)
         self.cuts_prefills = has_own_pool or self._is_lazy or lacks_slots or self.end_source in OF_A_STEP
         if not self.cuts_prefills:
@@ -678,7 +678,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self, params: EvictParams, *, allocation_reclaim_satisfied: Callable[[], bool] | None = None
     ) -> EvictResult:
         """Evict as SGLang asks; of one pool by worth, whichever side is short, and not first what that side holds."""
-        if self.joint_bytes is None or self.disable:
+        if self.pools.state_need is not Need.BYTES or self.disable:
             return super().evict_for_alloc(params, allocation_reclaim_satisfied=allocation_reclaim_satisfied)
         assert allocation_reclaim_satisfied is None, "a quota of KV and states apart"
         wanted = {ComponentType.FULL: params.num_tokens, ComponentType.MAMBA: params.mamba_num}

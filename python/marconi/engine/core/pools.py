@@ -10,6 +10,7 @@ Owner: the cache, on the scheduler's thread.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -155,3 +156,8 @@ def num_slots_of_requests(reqs: "list[Req]", req_to_token_pool: Any) -> int:
         num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
         num_others -= kv.req_pool_idx is None
     return num_needed + max(num_others, 0) * (1 + num_tracking)
+
+
+def num_drawn(slots: Any) -> int:
+    """Slots that SGLang's allocator has drawn for what waits and not yet lent."""
+    return length_hint(slots._alloc_iter) if slots._alloc_iter is not None else 0

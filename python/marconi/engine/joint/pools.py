@@ -30,14 +30,13 @@ Sources: `srt/mem_cache/allocator/unified_mamba.py`, `srt/mem_cache/allocator/un
 """
 
 from collections.abc import Callable
-from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from marconi.engine.core.pools import DevicePools, Targets
+from marconi.engine.core.pools import DevicePools, Targets, num_drawn
 from marconi.engine.core.tree_core import MarconiTreeCore
 from marconi.engine.status import Use
 from marconi.lifecycle.pools import Amount
@@ -150,8 +149,3 @@ class JointPools(DevicePools):
                 num_wanted = memory.bytes_of(target, 0) if kind is ComponentType.FULL else memory.bytes_of(0, target)
                 num_missing = max(num_missing, num_wanted - memory.num_free_bytes, 1)
         return num_missing
-
-
-def num_drawn(slots: Any) -> int:
-    """Slots that SGLang's allocator has drawn for what waits and not yet lent."""
-    return length_hint(slots._alloc_iter) if slots._alloc_iter is not None else 0
