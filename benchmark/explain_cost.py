@@ -49,7 +49,7 @@ from marconi.policy.catalog import PolicySpec
 from marconi.policy.counters import Counters
 from marconi.policy.misses import Explanation, kept_instead
 from marconi.policy.request import Lease, Request
-from marconi.replay.policies import build
+from marconi.replay.catalog import build
 from marconi.replay.result import nearest_rank, write
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, Task, unbounded_bytes

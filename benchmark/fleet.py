@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from fleet_shapes import DEFAULT, LESS_HITS, TIMES_P95, lost_hits, markdown_row, times_least
-from marconi.fleet.result import FleetRun, Single
-from marconi.fleet.task import FleetTask, execute
-from marconi.fleet.variants import VARIANTS, Key
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
 from marconi.replay.parallel import num_usable_cores, run_all
 from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read
+from marconi_lab.fleet.result import FleetRun, Single
+from marconi_lab.fleet.task import FleetTask, execute
+from marconi_lab.fleet.variants import VARIANTS, Key
 
 MODELS = "qwen3-next-80b-a3b,nemotron-h-8b"
 WORKLOADS = (("coding-agent.tar.xz", 0.02), ("mooncake-conversation.jsonl.gz", None))

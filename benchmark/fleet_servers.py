@@ -40,12 +40,12 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.cli import interrupt_when_terminated
-from marconi.demo import tiny_model
-from marconi.demo.comparison import MARCONI
-from marconi.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.process import GuardedServer, free_ports
 from marconi.replay.result import nearest_rank
 from marconi.router.routing import ROUTINGS
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.comparison import MARCONI
+from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 
 DEFAULT: Final = "state-aware"
 ROUTERS: Final = ("least-loaded", "kv-only", DEFAULT)

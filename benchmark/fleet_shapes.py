@@ -27,9 +27,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from marconi.fleet.result import FleetRun
-from marconi.fleet.task import FleetTask, execute
-from marconi.fleet.variants import VARIANTS
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
@@ -39,6 +36,9 @@ from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Demand, generate, preset
 from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts, Workload
+from marconi_lab.fleet.result import FleetRun
+from marconi_lab.fleet.task import FleetTask, execute
+from marconi_lab.fleet.variants import VARIANTS
 
 DEFAULT: Final = "state-aware"
 ROUTERS: Final = (

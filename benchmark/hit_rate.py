@@ -16,7 +16,7 @@ What is asked of each point, a difference of `TIE` being none:
     best recomputes no more than any peer; marconi no more than lru-joint; nothing hits more than the bound
     best closes, in the mean over all points with a gap, a third of that between lru-joint and the bound of its memory
 
-The bound (`marconi.baselines.hindsight.bound`) is of one pool with the same bytes, which no division exceeds. Exit
+The bound (`marconi.replay.most_hit`) is of one pool with the same bytes, which no division exceeds. Exit
 status 1 if any of it fails, 2 for bad input.
 """
 

@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.cli import interrupt_when_terminated
-from marconi.demo import tiny_model
-from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 
 TURNS = 5
 ANSWER_TOKENS = 32

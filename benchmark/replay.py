@@ -20,10 +20,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.baselines.catalog import resolve_policy
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec, parse_list
+from marconi.replay.catalog import resolve_policy
 from marconi.replay.inputs import resolve
 from marconi.replay.memory import MemorySize
 from marconi.replay.progress import metered

@@ -7,7 +7,7 @@ the reporting half is served one request after the other by
     equal      this project's, in the same two pools: as many KV tokens and as many slots
     planned    this project's, in as many bytes, as `marconi plan` advises for the *tuning* half: divided at a ratio, or
                in one pool (`--enable-unified-memory`)
-    bound      what no rule hits more than in the same two pools (`baselines/hindsight/bound.py`)
+    bound      what no rule hits more than in the same two pools (`replay/most_hit.py`)
 
 Replays are `marconi.replay.server`, whose hits agree with the real cache classes request for request:
 `test/engine/test_host_replay.py`.
@@ -33,9 +33,6 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.baselines.admission.chunk_end import ExtraBuffer
-from marconi.baselines.hindsight.bound import Limit, most_hit_tokens
-from marconi.baselines.hindsight.reuse import Reuse
 from marconi.engine.policies import PolicyChoice, hybrid_cache
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.base import Costs, Need
@@ -44,9 +41,12 @@ from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Trace
+from marconi.replay.admission.chunk_end import ExtraBuffer
 from marconi.replay.inputs import DEFAULT_SESSION_RATE, GENERATE
+from marconi.replay.most_hit import Limit, most_hit_tokens
 from marconi.replay.plan import make_plan
 from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.reuse import Reuse
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, unbounded_bytes

@@ -35,10 +35,10 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.cli import interrupt_when_terminated
-from marconi.demo import tiny_model
-from marconi.demo.comparison import MARCONI, STOCK
-from marconi.demo.run import device_name
-from marconi.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.comparison import MARCONI, STOCK
+from marconi_cpu.demo.run import device_name
+from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 
 BACKEND_ARGS: dict[str, tuple[str, ...]] = {STOCK: (), MARCONI: ("--radix-cache-backend", "marconi")}
 RESULTS = Path(__file__).parent / "results"

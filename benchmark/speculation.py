@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.cli import interrupt_when_terminated
-from marconi.demo import tiny_model
-from marconi.demo.comparison import MARCONI, STOCK
-from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.comparison import MARCONI, STOCK
+from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 
 TURNS = 5
 NUM_AT_ONCE = 6

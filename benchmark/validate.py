@@ -30,14 +30,14 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.cli import interrupt_when_terminated
-from marconi.demo import tiny_model
-from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
-from marconi.demo.stream import WrongAnswer
 from marconi.model import load
 from marconi.replay.result import require_writable, write
 from marconi.validate.comparison import Comparison, Row
 from marconi.validate.prediction import Prediction, Sent, replay_of
 from marconi.validate.server import Answer, ServedCache, Server
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, scratch_folder
+from marconi_cpu.demo.stream import WrongAnswer
 from traffic.client import ask
 from traffic.oracle import Asked
 from traffic.program import Scale

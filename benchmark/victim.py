@@ -33,14 +33,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.baselines.eviction.joint_lru import JointLru
-from marconi.baselines.eviction.seglen import SegmentLengthEviction
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
+from marconi_lab.eviction.joint_lru import JointLru
+from marconi_lab.eviction.seglen import SegmentLengthEviction
 from rig.budget_cache import BudgetCache, JointBudget, SplitBudget
 
 RESULTS = Path(__file__).parent / "results"

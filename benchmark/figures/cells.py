@@ -16,7 +16,7 @@ from marconi.model.profile import ModelProfile
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay import serial
-from marconi.replay.policies import build
+from marconi.replay.catalog import build
 from marconi.replay.result import nearest_rank
 from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.trace import Demand, Workload, generate

@@ -7,17 +7,17 @@ block before it. A block counts each time it is admitted, and as reused if it wa
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.model import paper
 from marconi.policy.base import NodeView
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Trace
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.replay.pools import JointPool
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import Node, RadixTree
+from marconi_lab.eviction.joint_lru import JointLru
 
 from .base import Claim, Figure, Numbers, Scale
 from .canvas import Canvas

@@ -14,12 +14,12 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final
 
-from marconi.baselines.traffic import budget_tokens
 from marconi.model import Layer, PrefillLatency, catalog, huggingface, load, paper, profile_of
 from marconi.model.device import device
 from marconi.model.profile import ModelProfile
 from marconi.replay.trace import Demand, preset
 from marconi.replay.trace.arrivals import Pace
+from marconi_lab.traffic import budget_tokens
 
 from .base import Scale
 from .cells import Host, Scene

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.chat.tokenizer import TextTokenizer
-from marconi.demo.server_process import scratch_folder
 from marconi.process import GuardedServer, ServerFailed, free_ports
 from marconi.replay.result import require_writable, write
+from marconi_cpu.demo.server_process import scratch_folder
 
 from .load import NUM_WARM, Held, Lost, Shape, alternate, hold
 

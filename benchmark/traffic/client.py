@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
-from marconi.demo.stream import WrongAnswer, chunks, generated
 from marconi.engine.explain import EXPLAIN
 from marconi.engine.hints import KEY as HINTS
+from marconi_cpu.demo.stream import WrongAnswer, chunks, generated
 
 from .figures import Waits
 from .oracle import Asked, Served

@@ -30,10 +30,10 @@ import httpx
 from rich.console import Console
 
 from marconi.cli import interrupt_when_terminated
-from marconi.demo import tiny_model
-from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
-from marconi.demo.stream import WrongAnswer
 from marconi.replay.result import require_writable
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, scratch_folder
+from marconi_cpu.demo.stream import WrongAnswer
 
 from .client import ask, waits
 from .figures import Count, Row, Waits, behind, table_of

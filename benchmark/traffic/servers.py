@@ -3,8 +3,8 @@
 from enum import StrEnum
 from typing import NamedTuple
 
-from marconi.demo.stream import REASONING_TEMPLATE
 from marconi.engine.flags import BACKEND
+from marconi_cpu.demo.stream import REASONING_TEMPLATE
 
 
 class Server(StrEnum):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from marconi.demo.tiny_model.tokenizer import GENERATED_IDS, NUM_SPECIAL, SPECIAL_TOKENS, TURN_END, TURN_START
+from marconi_cpu.tiny_model.tokenizer import GENERATED_IDS, NUM_SPECIAL, SPECIAL_TOKENS, TURN_END, TURN_START
 
 THINK = "<think>\n"
 

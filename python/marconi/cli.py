@@ -100,7 +100,7 @@ def interrupt_when_terminated() -> None:
 
 
 @contextmanager
-def _ended_at_once() -> Iterator[None]:
+def ended_at_once() -> Iterator[None]:
     """While large libraries load, an interrupt ends the process on the spot: there is nothing to stop or to clean.
 
     Raised in the middle of an import it may be lost, or come back as an error or a traceback of the library's own.
@@ -126,7 +126,7 @@ def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from marconi.fleet import command as fleet_command
+    from marconi.extensions import COMMANDS, installed
     from marconi.replay import command as replay_command
     from marconi.router import command as router_command
     from marconi.validate import command as validate_command
@@ -135,14 +135,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="marconi", description="Prefix caching for hybrid models on SGLang.")
     parser.add_argument("--version", action="version", version=f"sglang-marconi {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_demo(commands)
     _add_check(commands)
-    _add_tiny_model(commands)
-    fleet_command.add_to(*replay_command.add_parsers(commands))
+    replay_command.add_parsers(commands)
     view_command.add_parser(commands)
     router_command.add_parser(commands)
     _add_top(commands)
     validate_command.add_parser(commands)
+    for add_to in installed(COMMANDS):
+        add_to(commands)
     return parser
 
 
@@ -181,31 +181,6 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    demo = commands.add_parser(
-        "demo",
-        help="compare stock SGLang with this project on the same work",
-        description="Serve a hybrid model twice with scarce memory, stock and with Marconi, send both the same "
-        "requests, and compare computed tokens and answers. Exit status 1 if any answer differs. "
-        "Arguments after `--` are passed to both servers.",
-    )
-    demo.add_argument("--model-path", metavar="DIR_OR_NAME", help="any hybrid model (default: build a small one)")
-    demo.add_argument("--family", choices=_families(), default="gdn", help="family of the small model (default: gdn)")
-    demo.add_argument("--json", type=Path, metavar="FILE", help="write the comparison to this file")
-    demo.add_argument(
-        "--context-chars",
-        type=_positive,
-        metavar="N",
-        help="characters of a long text; other texts and the memory scale with it (default: about 1,000 tokens)",
-    )
-    demo.add_argument("--max-new-tokens", type=_positive, default=32, metavar="N", help="tokens of each answer")
-    demo.add_argument(
-        "--tp-size", type=_positive, default=1, metavar="N", help="ranks that share the model (default: 1)"
-    )
-    demo.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="flags for both servers")
-    demo.set_defaults(run=_demo)
-
-
 def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     check = commands.add_parser(
         "check",
@@ -242,74 +217,10 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     check.set_defaults(run=_check)
 
 
-def _families() -> tuple[str, ...]:
-    from marconi.demo.tiny_model import Family
-
-    return tuple(map(str, Family))
-
-
-def _add_tiny_model(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    tiny = commands.add_parser(
-        "tiny-model",
-        help="write a small hybrid model with random weights",
-        description="Write a Hugging Face checkpoint with random weights and a long memory; same seed, same bytes.",
-    )
-    tiny.add_argument("--family", choices=_families(), required=True, help="gdn: Qwen3.5 text; mamba2: Nemotron-H")
-    tiny.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="a new or empty folder, or an earlier model"
-    )
-    tiny.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    tiny.add_argument("--mtp", action="store_true", help="with a head that predicts one more token, for speculation")
-    tiny.set_defaults(run=_tiny_model)
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
-    return number
-
-
-def _demo(args: argparse.Namespace) -> int:
-    _require_server_extra("demo")
-    # SGLang warns at import of kernels that this device will not use.
-    warnings.filterwarnings("ignore", module="sglang")
-    with _ended_at_once():
-        from marconi.demo.options import DemoOptions
-        from marconi.demo.tiny_model import Family
-
-    options = DemoOptions(
-        model_path=args.model_path,
-        family=Family(args.family),
-        json_path=args.json,
-        num_context_chars=args.context_chars,
-        max_new_tokens=args.max_new_tokens,
-        server_args=tuple(
-            args.server_args if args.tp_size == 1 else ["--tp-size", str(args.tp_size), *args.server_args]
-        ),
-    )
-    options.require_possible()
-    with _ended_at_once():
-        from rich.console import Console
-
-        console = Console()
-    with _ended_at_once(), console.status("load SGLang (about 20 s)"):
-        from marconi.demo.run import run
-        from marconi.demo.server_process import ServerFailed
-    try:
-        return 0 if run(options, console) else 1
-    except ServerFailed as error:
-        print(f"marconi: error: {error}", file=sys.stderr)
-        return 1
-
-
 def _check(args: argparse.Namespace) -> int:
-    _require_server_extra("check")
+    require_server_extra("check")
     warnings.filterwarnings("ignore", module="sglang")
-    with _ended_at_once():
+    with ended_at_once():
         from marconi.engine.cpu_platform import choose_platform, is_active
 
         if args.platform is None:
@@ -320,16 +231,7 @@ def _check(args: argparse.Namespace) -> int:
     return command.run(args)
 
 
-def _tiny_model(args: argparse.Namespace) -> int:
-    _require_server_extra("tiny-model")
-    with _ended_at_once():
-        from marconi.demo.tiny_model import Family, write
-
-    write(Family(args.family), args.out, seed=args.seed, has_mtp=args.mtp)
-    print(args.out)
-    return 0
-
-
-def _require_server_extra(command: str) -> None:
+def require_server_extra(command: str) -> None:
+    """`UsageError` where SGLang, which `marconi COMMAND` needs, is not installed."""
     if importlib.util.find_spec("sglang") is None:
         raise UsageError(f"`marconi {command}` needs SGLang, which is not installed: {_SERVER_EXTRA}")

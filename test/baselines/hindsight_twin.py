@@ -7,12 +7,12 @@ from typing import TypeAlias
 
 from hypothesis import strategies as st
 
-from marconi.baselines.hindsight.belady import BeladyEviction
-from marconi.baselines.hindsight.future import Future
 from marconi.policy.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease, Request, Trace, pack
 from marconi.tree import Match, Node, RadixTree
 from marconi.tree.node import ID_BYTES
+from marconi_lab.hindsight.belady import BeladyEviction
+from marconi_lab.hindsight.future import Future
 from policy.random_runs import (
     PAUSES_S,
     WORLDS,

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from marconi.baselines.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.base import Admission
 from marconi.policy.base import Costs
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.tree import RadixTree, check_invariants
+from marconi_lab.eviction.joint_lru import JointLru
 from rig.budget_cache import BudgetCache, JointBudget
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from marconi.baselines.admission.every_block import EveryBlock
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.tree import RadixTree
 
 

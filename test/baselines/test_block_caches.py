@@ -6,9 +6,9 @@ from typing import Protocol
 import pytest
 from hypothesis import strategies as st
 
-from marconi.baselines.block import VARIANTS, BlockCache, make
-from marconi.baselines.block.replay import hit_tokens, replay
 from marconi.policy.request import Request, Trace, pack
+from marconi_lab.block import VARIANTS, BlockCache, make
+from marconi_lab.block.replay import hit_tokens, replay
 from policy.random_runs import Extent, extents
 
 NAMES = [variant.name for variant in VARIANTS]

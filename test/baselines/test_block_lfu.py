@@ -1,6 +1,6 @@
 """LFU by hand."""
 
-from marconi.baselines.block.lfu import LfuBlockCache
+from marconi_lab.block.lfu import LfuBlockCache
 
 
 def fed(capacity_blocks: int, *blocks: int) -> LfuBlockCache:

@@ -1,6 +1,6 @@
 """LRU by hand."""
 
-from marconi.baselines.block.lru import LruBlockCache
+from marconi_lab.block.lru import LruBlockCache
 
 
 def test_the_block_used_longest_ago_goes_first() -> None:

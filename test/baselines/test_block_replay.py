@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from marconi.baselines.block import VARIANTS, make
-from marconi.baselines.block.replay import BlockReplay, hit_tokens, prompt_blocks, replay
 from marconi.policy.request import Request, Trace, pack
+from marconi_lab.block import VARIANTS, make
+from marconi_lab.block.replay import BlockReplay, hit_tokens, prompt_blocks, replay
 
 NAMES = [variant.name for variant in VARIANTS]
 BLOCK_TOKENS = 512

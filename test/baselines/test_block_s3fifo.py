@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from marconi.baselines.block.s3fifo import S3FifoBlockCache
 from marconi.cli import main
+from marconi_lab.block.s3fifo import S3FifoBlockCache
 
 TOTALS = {
     "mooncake-conversation": {500: (6657926, 184), 1000: (7689987, 752), 4096: (15168640, 4096)},

@@ -2,11 +2,11 @@ import math
 
 import pytest
 
-from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.eviction.coverage import CoverageEviction
 from marconi.policy.base import Costs, Need
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.tree import Node, RadixTree
+from marconi_lab.eviction.coverage import CoverageEviction
 from policy.random_runs import SPLIT, Extent, NaiveConversations, compare, depth_above, extents
 from rig.budget_cache import BudgetCache, JointBudget, SplitBudget
 

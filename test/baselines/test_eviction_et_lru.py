@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.eviction.et_lru import ExpectedTailLru, TurnModel
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.tree import Node, RadixTree
+from marconi_lab.eviction.et_lru import ExpectedTailLru, TurnModel
 from policy.random_runs import (
     KV_COSTS,
     Choose,

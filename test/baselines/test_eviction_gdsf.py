@@ -1,10 +1,10 @@
 import math
 
-from marconi.baselines.eviction.gdsf import GreedyDualSizeFrequency
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Need
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
+from marconi_lab.eviction.gdsf import GreedyDualSizeFrequency
 from policy.random_runs import Choose, Extent, NaiveConversations, compare, depth_above, extents
 from rig.budget_cache import BudgetCache, JointBudget
 

@@ -1,11 +1,11 @@
 import pytest
 
-from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.eviction.end_aware import NextPrompts
-from marconi.baselines.eviction.length_aware import LengthAwareLru
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.tree import Node, RadixTree
+from marconi_lab.eviction.end_aware import NextPrompts
+from marconi_lab.eviction.length_aware import LengthAwareLru
 from policy.random_runs import (
     KV_COSTS,
     Choose,

@@ -1,11 +1,11 @@
 import pytest
 
-from marconi.baselines.eviction.seglen import SegmentLengthEviction
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Eviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
+from marconi_lab.eviction.seglen import SegmentLengthEviction
 from policy.random_runs import HYBRID_COSTS
 from rig.budget_cache import BudgetCache, JointBudget
 

@@ -1,9 +1,9 @@
 import pytest
 
-from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.eviction.threshold_lru import ThresholdLru
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.tree import Node, RadixTree
+from marconi_lab.eviction.threshold_lru import ThresholdLru
 from policy.random_runs import KV_COSTS, Extent, NaiveConversations, compare, extents, free_then_lru
 from rig.budget_cache import BudgetCache, JointBudget
 

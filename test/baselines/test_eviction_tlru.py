@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.eviction.tlru import TailOptimizedLru
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.tree import Node, RadixTree, check_invariants
+from marconi_lab.eviction.tlru import TailOptimizedLru
 from policy.random_runs import (
     HYBRID_COSTS,
     KV_COSTS,

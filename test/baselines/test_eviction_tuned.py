@@ -7,20 +7,21 @@ from itertools import islice
 
 import pytest
 
-from marconi.baselines.catalog import ALPHAS
-from marconi.baselines.eviction.tuned import TunedUtilityEviction
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.base import Costs
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request
-from marconi.replay.policies import CacheConfig, build
+from marconi.replay.catalog import build
 from marconi.replay.server import ServerReplay
+from marconi.replay.target import CacheConfig
 from marconi.replay.task import ReplayInputs, Task, execute
 from marconi.replay.trace import Demand, generate, preset
-from marconi.replay.tuned import TunedServer
 from marconi.tree import RadixTree
 from marconi.tree.node import NONE_BELOW
+from marconi_lab.catalog import ALPHAS
+from marconi_lab.eviction.tuned import TunedUtilityEviction
+from marconi_lab.tuned import TunedServer
 
 MODEL = load("marconi-7b")
 TRACE = generate(preset("chat-short"), Demand(25, 1.0, seed=0))

@@ -5,12 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from marconi.baselines.eviction.coverage import CoverageEviction
-from marconi.baselines.eviction.gdsf import GreedyDualSizeFrequency
-from marconi.baselines.eviction.joint_lru import JointLru
-from marconi.baselines.eviction.seglen import SegmentLengthEviction
-from marconi.baselines.hindsight.belady import BeladyEviction
-from marconi.baselines.hindsight.future import Future
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
@@ -19,6 +13,12 @@ from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.request import Request, Trace, pack
 from marconi.tree import RadixTree
+from marconi_lab.eviction.coverage import CoverageEviction
+from marconi_lab.eviction.gdsf import GreedyDualSizeFrequency
+from marconi_lab.eviction.joint_lru import JointLru
+from marconi_lab.eviction.seglen import SegmentLengthEviction
+from marconi_lab.hindsight.belady import BeladyEviction
+from marconi_lab.hindsight.future import Future
 from policy.random_runs import WORLDS, Extent, extents, random_requests
 from rig.budget_cache import BudgetCache, JointBudget
 from tree.faults import keep_to_itself

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marconi.baselines.hindsight.bound import Limit, most_hit_tokens
-from marconi.baselines.hindsight.reuse import Reuse
 from marconi.model import load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.bound import bounds_of, limits_of
+from marconi.replay.most_hit import Limit, most_hit_tokens
+from marconi.replay.reuse import Reuse
 from marconi.replay.task import Mode, ReplayInputs, Task, execute, unbounded_bytes
 from policy.random_runs import random_requests
 from replay.worlds import SecondAToken

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from marconi.baselines.hindsight.future import Future
 from marconi.policy.request import Request, Trace, pack, unpack
+from marconi_lab.hindsight.future import Future
 
 
 def random_trace(seed: int, unit_tokens: int, num_requests: int = 60) -> Trace:

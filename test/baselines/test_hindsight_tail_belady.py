@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.eviction.joint_lru import JointLru
-from marconi.baselines.hindsight.future import Future
-from marconi.baselines.hindsight.tail_belady import TailBeladyEviction
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.request import Request, Trace, pack
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.tree import RadixTree
+from marconi_lab.eviction.joint_lru import JointLru
+from marconi_lab.hindsight.future import Future
+from marconi_lab.hindsight.tail_belady import TailBeladyEviction
 from policy.random_runs import KV_COSTS, Extent, extents
 from rig.budget_cache import BudgetCache, JointBudget
 

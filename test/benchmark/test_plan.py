@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from marconi.cli import main as marconi
-from marconi.demo import tiny_model
+from marconi_cpu import tiny_model
 
 from .scripts import load
 

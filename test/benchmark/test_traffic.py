@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.demo.stream import REASONING_TEMPLATE, WrongAnswer
+from marconi_cpu.demo.stream import REASONING_TEMPLATE, WrongAnswer
 
 from .scripts import load
 
@@ -109,7 +109,7 @@ def test_what_can_be_known_is_part_of_what_could_be(shape: Any) -> None:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from transformers import AutoTokenizer
 
-    from marconi.demo import tiny_model
+    from marconi_cpu import tiny_model
 
     folder = tmp_path_factory.mktemp("model") / "tiny"
     tiny_model.write(tiny_model.Family.GDN, folder)

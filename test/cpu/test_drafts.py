@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.cpu import convolution, draft_slots, draft_tree, gated_delta_rule, mamba2, state_tracking
-from marconi.cpu.tree_attention import around_forward_extend
+from marconi_cpu import convolution, draft_slots, draft_tree, gated_delta_rule, mamba2, state_tracking
+from marconi_cpu.tree_attention import around_forward_extend
 
 from .test_platform import random
 

@@ -14,11 +14,11 @@ import torch
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi import cpu
-from marconi.cpu import convolution, gated_delta_rule, gating, mamba2, state_tracking, upstream
+import marconi_cpu
 from marconi.engine.cpu_platform import PLATFORM, is_active
 from marconi.engine.touch import Kind, Touch, is_hooked, resolve
 from marconi.engine.upstream import of_every_process
+from marconi_cpu import convolution, gated_delta_rule, gating, mamba2, state_tracking, upstream
 from sgl_kernel_ext import gated_delta_rule as delta_operator
 from sgl_kernel_ext import mamba2 as mamba_operator
 from sgl_kernel_ext.state_pool import StateSlots
@@ -43,7 +43,7 @@ def test_without_its_name_the_platform_stays_out(monkeypatch: pytest.MonkeyPatch
     else:
         monkeypatch.setenv("SGLANG_PLATFORM", platform)
     assert not is_active()
-    assert cpu.activate() is None
+    assert marconi_cpu.activate() is None
 
 
 def test_by_its_name_the_platform_is_a_class_that_sglang_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_by_its_name_the_platform_is_a_class_that_sglang_accepts(monkeypatch: py
 
     monkeypatch.setenv("SGLANG_PLATFORM", PLATFORM)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    name = cpu.activate()
+    name = marconi_cpu.activate()
     assert name is not None
     platform = resolve(name)()
     assert isinstance(platform, SRTPlatform)
@@ -64,13 +64,13 @@ def test_a_visible_gpu_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SGLANG_PLATFORM", PLATFORM)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES="):
-        cpu.activate()
+        marconi_cpu.activate()
 
 
 def test_importing_the_package_without_the_platform_changes_nothing() -> None:
     program = (
         "import sys, torch; pin = torch.Tensor.pin_memory; module = torch.get_device_module;"
-        "from marconi import cpu; cpu.register_launchers();"
+        "import marconi_cpu; marconi_cpu.register_launchers();"
         "print(torch.Tensor.pin_memory is pin and torch.get_device_module is module"
         " and not any(name.startswith(('sglang', 'sgl_kernel_ext')) for name in sys.modules))"
     )
@@ -119,7 +119,7 @@ def server_args(**given: object) -> SimpleNamespace:
 
 
 def test_pools_are_bounded_where_the_operator_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from marconi.cpu.platform import CpuPlatform
+    from marconi_cpu.platform import CpuPlatform
 
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     args = server_args()
@@ -130,7 +130,7 @@ def test_pools_are_bounded_where_the_operator_said_nothing(monkeypatch: pytest.M
 
 
 def test_what_the_operator_gave_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from marconi.cpu.platform import CpuPlatform
+    from marconi_cpu.platform import CpuPlatform
 
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     given = {"max_running_requests": 3, "max_mamba_cache_size": 7, "max_total_tokens": 99, "dtype": "bfloat16"}
@@ -149,7 +149,7 @@ def test_ranks_that_outnumber_the_nodes_share_the_cores_out(
 ) -> None:
     from sglang.srt.utils import common
 
-    from marconi.cpu import platform
+    from marconi_cpu import platform
 
     monkeypatch.setattr(common, "get_cpu_ids_by_node", lambda: ["0,1"])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
@@ -392,7 +392,7 @@ def test_a_controller_without_requests_waits_and_takes_one_at_once(sglang_config
     from sglang.srt.managers.data_parallel_controller import DataParallelController
     from sglang.srt.managers.io_struct import AbortReq, sock_send
 
-    from marconi.cpu.launchers import around_event_loop
+    from marconi_cpu.launchers import around_event_loop
 
     class Taken(Exception):
         pass

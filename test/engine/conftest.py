@@ -20,11 +20,11 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.demo import tiny_model
-from marconi.demo.server_process import ServerProcess
 from marconi.engine import flags
 from marconi.engine.cpu_platform import has_accelerator
 from marconi.process import LAUNCH
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, require_broken
 from .preloaded import preloaded

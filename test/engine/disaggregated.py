@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from marconi.demo.server_process import ServerProcess
 from marconi.process import LOOPBACK, free_ports
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .conftest import EntryPoint, Launch
 

@@ -17,11 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from marconi.cpu import upstream as of_cpu
-from marconi.demo import upstream as of_demo
 from marconi.engine import upstream as of_engine
 from marconi.engine.touch import Group, resolve, signature_of
 from marconi.engine.version import VERIFIED_SGLANG
+from marconi_cpu import upstream as of_cpu
+from marconi_cpu.demo import upstream as of_demo
 
 ROOT: Final = Path(__file__).parents[2]
 GROUPS: Final = (*of_engine.GROUPS, *of_cpu.GROUPS, *of_demo.GROUPS)
@@ -156,7 +156,7 @@ UNSEEN: Final = {
 def used() -> set[str]:
     """Every name of SGLang's that the source uses."""
     found = {f"{owner}.{name}" for owner, names in UNSEEN.items() for name in names.split()}
-    ours = ((f"python/marconi/{name}", CALLED) for name in ("engine", "cpu", "demo"))
+    ours = ((f"python/{name}", CALLED) for name in ("marconi/engine", "marconi_cpu"))
     for folder, called in (*ours, ("test/rig", CALLED), ("benchmark", {})):
         for path in (ROOT / folder).rglob("*.py"):
             found |= names_in(path.read_text(encoding="utf-8"), called)

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from marconi.demo.server_process import environment
+from marconi_cpu.demo.server_process import environment
 
 _MAX_MESSAGE_BYTES = 1 << 20
 

@@ -13,7 +13,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import marconi.cpu
+import marconi_cpu
 import sgl_kernel_ext
 
 from .client import NUM_TOKENS, Completion, generate
@@ -108,7 +108,7 @@ class Reference:
 def digest_of(model: Path) -> str:
     """A digest of all that an answer without a prefix cache hangs on: the model's files, and the code that runs it."""
     digest = hashlib.blake2b(digest_size=16)
-    code = [Path(marconi.cpu.__file__).parent, Path(sgl_kernel_ext.__file__).parent]
+    code = [Path(marconi_cpu.__file__).parent, Path(sgl_kernel_ext.__file__).parent]
     files = [*model.iterdir(), *(file for folder in code for file in folder.rglob("*.py")), Path(__file__)]
     for file in sorted(files):
         digest.update(file.read_bytes())

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .listener import listener, told_by
 from .processes import free_ports

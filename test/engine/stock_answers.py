@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from marconi.demo import tiny_model
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import generate
 from .exact_model import ExactModel

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from marconi.cpu.host_copies import transfer_kv_all_layer_direct_lf_pf, transfer_kv_per_layer_direct_pf_lf
+from marconi_cpu.host_copies import transfer_kv_all_layer_direct_lf_pf, transfer_kv_per_layer_direct_pf_lf
 
 from .client import random_tokens
 from .conftest import POOLS, STRATEGY_ARGS, EntryPoint, Launch

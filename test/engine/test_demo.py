@@ -18,15 +18,15 @@ from sglang.lang.backend.base_backend import BaseBackend
 from sglang.lang.chat_template import get_chat_template
 
 from marconi import cli
-from marconi.demo import forks
-from marconi.demo.client import Client
-from marconi.demo.comparison import by_kind, compare, sentence_of, table_of
-from marconi.demo.endpoint import Answer
-from marconi.demo.program import NUM_REQUESTS
-from marconi.demo.server_process import environment
-from marconi.demo.size import NUM_STATES, Size
-from marconi.demo.stream import REASONING_TEMPLATE, WrongAnswer, generated
-from marconi.demo.traffic import KINDS, Texts, parted
+from marconi_cpu.demo import forks
+from marconi_cpu.demo.client import Client
+from marconi_cpu.demo.comparison import by_kind, compare, sentence_of, table_of
+from marconi_cpu.demo.endpoint import Answer
+from marconi_cpu.demo.program import NUM_REQUESTS
+from marconi_cpu.demo.server_process import environment
+from marconi_cpu.demo.size import NUM_STATES, Size
+from marconi_cpu.demo.stream import REASONING_TEMPLATE, WrongAnswer, generated
+from marconi_cpu.demo.traffic import KINDS, Texts, parted
 
 from .processes import is_gone
 

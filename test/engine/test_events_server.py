@@ -18,11 +18,11 @@ import zmq.auth
 from sglang.srt.disaggregation import kv_events as sglang
 from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, KVEventBatch
 
-from marconi.demo.server_process import ServerFailed, ServerProcess
 from marconi.events.address import Keys
 from marconi.events.base import MAX_HASH, Event, FreeMemory, KvRemoved, StateRemoved, WorkerLoad
 from marconi.events.codec import DEVICE
 from marconi.process import LAUNCH
+from marconi_cpu.demo.server_process import ServerFailed, ServerProcess
 from rig import vllm_events as vllm
 
 from .client import random_tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import broken_states
 from .client import random_tokens

@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess
 from marconi.engine.diverged import DIVERGED, with_text
 from marconi.engine.explain import EXPLAIN
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import random_tokens
 from .test_explain import PROMPTS, answer, streamed

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess
 from marconi.engine import upstream
 from marconi.engine.touch import Group
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, require_broken
 from .client import generate, random_tokens

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import generate_together, random_tokens
 from .conftest import CONSENSUS, MARCONI, STRATEGY_ARGS, TWO_RANKS, Launch

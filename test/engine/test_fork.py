@@ -7,7 +7,7 @@ import pytest
 import sglang as sgl
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import generate, random_tokens
 from .conftest import STANDARD, Launch, server_args

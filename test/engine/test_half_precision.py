@@ -21,8 +21,8 @@ import httpx
 import pytest
 import torch
 
-from marconi.demo import tiny_model
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, broken_states
 from .conftest import BROKEN_STATE_SERVER, MARCONI, STRATEGY_ARGS, EntryPoint, server_args

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from marconi.baselines.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.engine.policies import TWO_POOLS, PolicyChoice
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.replay.pools import Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay

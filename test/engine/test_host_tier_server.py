@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import num_broken, require_broken
 from .client import random_tokens

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess
 from marconi.process import LAUNCH
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .conftest import EntryPoint, server_args
 from .reference import MAX_LOGPROB_DIFFERENCE, Reference, difference

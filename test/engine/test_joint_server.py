@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerFailed, ServerProcess
 from marconi.process import LAUNCH
+from marconi_cpu.demo.server_process import ServerFailed, ServerProcess
 
 from .breaking import broken_states
 from .client import generate, random_tokens

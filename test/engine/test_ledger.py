@@ -9,9 +9,9 @@ from importlib import import_module
 import pytest
 from sglang.srt.plugins import load_plugins
 
-import marconi.cpu
-import marconi.demo
 import marconi.engine
+import marconi_cpu
+import marconi_cpu.demo
 from marconi.engine import upstream
 from marconi.engine.touch import Kind, Touch, is_hooked, resolve, signature_of
 
@@ -97,7 +97,7 @@ def overridden(ours: type) -> Iterator[str]:
 def test_every_subclass_and_override_is_in_the_ledger() -> None:
     modules = [
         import_module(found.name)
-        for package in (marconi.engine, marconi.cpu, marconi.demo)
+        for package in (marconi.engine, marconi_cpu, marconi_cpu.demo)
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
         if not found.name.endswith("__main__")
     ]

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import require_broken
 from .client import random_tokens

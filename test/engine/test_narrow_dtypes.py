@@ -17,9 +17,9 @@ import httpx
 import pytest
 import torch
 
-from marconi.demo.server_process import ServerProcess
 from marconi.engine.backend import pool_costs
 from marconi.process import LAUNCH
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, broken_states
 from .client import Completion, generate, random_tokens

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from browsing import Visit, visit  # noqa: F401 - a fixture
-from marconi.demo.server_process import ServerProcess
 from marconi.engine import picture
 from marconi.engine.picture import Picture
 from marconi.engine.policies import PolicyChoice
 from marconi.view.frame import Frame
 from marconi.view.snapshot import Kind, snapshot
 from marconi.view.standing import Standing
+from marconi_cpu.demo.server_process import ServerProcess
 from rig.pools import Strategy
 
 from .client import NUM_TOKENS, generate, random_tokens

@@ -13,12 +13,12 @@ pytest.importorskip("sgl_kernel_ext", reason="the server extra is not installed:
 import torch
 from torch import Tensor
 
-from marconi.cpu.convolution import causal_conv1d_fn
-from marconi.cpu.gated_delta_rule import chunk_gated_delta_rule
-from marconi.cpu.mamba2 import mamba_chunk_scan_combined
 from marconi.engine.prefill import hooks, spans
 from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall
 from marconi.engine.prefill.spans import Family
+from marconi_cpu.convolution import causal_conv1d_fn
+from marconi_cpu.gated_delta_rule import chunk_gated_delta_rule
+from marconi_cpu.mamba2 import mamba_chunk_scan_combined
 from sgl_kernel_ext import state_copy
 
 NUM_HEADS, WIDTH, KEYS, VALUES = 2, 4, 8, 6

@@ -15,7 +15,7 @@ import pytest
 import sglang as sgl
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .conftest import StartServer, server_args
 from .processes import free_ports

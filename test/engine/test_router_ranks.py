@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .conftest import StartServer, server_args
 from .processes import free_ports

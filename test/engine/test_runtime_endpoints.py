@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.demo import tiny_model
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import random_tokens, stream
 from .conftest import MARCONI, STRATEGY_ARGS, Launch

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess, environment
+from marconi_cpu.demo.server_process import ServerProcess, environment
 
 from .client import generate, random_tokens
 from .conftest import MARCONI, STANDARD

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import random_tokens
 from .conftest import MARCONI, STRATEGY_ARGS, Launch

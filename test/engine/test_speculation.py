@@ -15,12 +15,12 @@ import httpx
 import pytest
 import torch
 
-from marconi.demo.server_process import ServerProcess
 from marconi.engine import speculation
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.faults import around as failing_open
 from marconi.engine.scheduler import end_state
 from marconi.engine.speculation import EndStateSource, LastStops, VerifyStep, around_commit
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import num_broken
 from .client import generate, generate_together, random_tokens

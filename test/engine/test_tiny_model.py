@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import LinearAttentionLayer
 
-from marconi.demo import tiny_model
-from marconi.demo.tiny_model import Family
-from marconi.demo.tiny_model.tokenizer import GENERATED_IDS, NUM_SPECIAL, SPECIAL_TOKENS, VOCAB_SIZE
+from marconi_cpu import tiny_model
+from marconi_cpu.tiny_model import Family
+from marconi_cpu.tiny_model.tokenizer import GENERATED_IDS, NUM_SPECIAL, SPECIAL_TOKENS, VOCAB_SIZE
 
 PROMPT_LENGTHS = (50, 129, 333, 512, 700)
 NUM_GREEDY_TOKENS = 32
@@ -109,7 +109,7 @@ def run_python(code: str, *args: str, **env: str) -> str:
 
 def test_importing_the_package_imports_no_library_of_an_extra() -> None:
     heavy = "{'safetensors', 'sglang', 'tokenizers', 'torch', 'transformers'}"
-    assert run_python(f"import sys, marconi.demo.tiny_model; print({heavy} & set(sys.modules))") == "set()\n"
+    assert run_python(f"import sys, marconi_cpu.tiny_model; print({heavy} & set(sys.modules))") == "set()\n"
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_another_process_with_other_hashes_and_threads_writes_the_same_bytes(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
     code = (
-        "import sys, pathlib; from marconi.demo import tiny_model\n"
+        "import sys, pathlib; from marconi_cpu import tiny_model\n"
         "for family in reversed(tiny_model.Family): tiny_model.write(family, pathlib.Path(sys.argv[1], family))"
     )
     run_python(code, str(tmp_path), PYTHONHASHSEED="12345", OMP_NUM_THREADS="2", TZ="Pacific/Apia")

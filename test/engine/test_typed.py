@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 from structure.pages import PAGES, page, shell
 
 from .conftest import STANDARD

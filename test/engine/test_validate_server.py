@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from marconi import cli
-from marconi.demo.server_process import ServerProcess
+from marconi_cpu.demo.server_process import ServerProcess
 
 from .conftest import STRATEGY_ARGS, Launch
 from .scenarios import NO_BUFFER

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from marconi.cli import main
-from marconi.fleet.variants import VARIANTS
+from marconi_lab.fleet.variants import VARIANTS
 
 SMALL = ("replay", "generate:agent-append", "--max-sessions", "6", "--model", "nemotron-h-8b", "--memory", "0.2x")
 

@@ -6,18 +6,18 @@ from itertools import pairwise
 import pytest
 
 from marconi.events.base import LOAD_PERIOD_S, Batch, FreeMemory, ReplayEnd, Snapshot, WorkerLoad
-from marconi.fleet.simulation import FleetOutcome, simulate
-from marconi.fleet.tree_events import hashes_after, start_of
-from marconi.fleet.variants import VARIANTS
-from marconi.fleet.worker import Job, SimulatedWorker
 from marconi.policy.request import Request, Trace
 from marconi.replay import serial
-from marconi.replay.policies import ReplayTarget
+from marconi.replay.target import ReplayTarget
 from marconi.router.dispatch import Dispatcher
 from marconi.router.index import FleetIndex
 from marconi.router.routing import Candidate, LeastPrice
 from marconi.router.sync import Fleet
 from marconi.tree import Node
+from marconi_lab.fleet.simulation import FleetOutcome, simulate
+from marconi_lab.fleet.tree_events import hashes_after, start_of
+from marconi_lab.fleet.variants import VARIANTS
+from marconi_lab.fleet.worker import Job, SimulatedWorker
 from replay import worlds
 from replay.worlds import SPEED, conversations, request, trace
 

@@ -213,7 +213,7 @@ def test_a_checkpoint_of_a_tiny_model_has_the_bytes_of_its_pools_tensors(family:
     from sglang.srt.mem_cache.memory_pool import MambaPool
     from sglang.srt.utils.hf_transformers_utils import get_config
 
-    from marconi.demo.tiny_model import Family, write
+    from marconi_cpu.tiny_model import Family, write
 
     write(Family(family), tmp_path / "model")
     config = get_config(str(tmp_path / "model"), trust_remote_code=False)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from marconi.baselines.admission.every_block import EveryBlock
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need, NodeView
 from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease, Request, pack
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.tree import Node, RadixTree, check_invariants
 from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.tree import RadixTree, check_invariants
+from marconi_lab.eviction.joint_lru import JointLru
 from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=10, flops=float)

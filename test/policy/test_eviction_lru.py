@@ -1,10 +1,10 @@
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Eviction
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
+from marconi_lab.eviction.joint_lru import JointLru
 from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
 from .random_runs import HYBRID_COSTS, SPLIT

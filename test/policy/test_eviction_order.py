@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Need, NodeView
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
 from marconi.tree import Node, RadixTree
+from marconi_lab.eviction.joint_lru import JointLru
 
 
 def hybrid_cache() -> HybridCache:

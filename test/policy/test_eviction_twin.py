@@ -11,11 +11,11 @@ from itertools import count
 import pytest
 from hypothesis import strategies as st
 
-from marconi.baselines.eviction.joint_lru import JointLru
-from marconi.baselines.eviction.seglen import SegmentLengthEviction
 from marconi.policy.base import Eviction, Need, NodeView
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import AgeingUtilityEviction, UtilityEviction
+from marconi_lab.eviction.joint_lru import JointLru
+from marconi_lab.eviction.seglen import SegmentLengthEviction
 from tree.faults import keep_to_itself
 
 from .brute_order import (

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 
-from marconi.baselines.admission.chunk_end import ExtraBuffer
 from marconi.model.latency import LatencyModel, require_lengths
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need, NodeView, RankedBy, Spared
@@ -25,6 +24,7 @@ from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.misses import Cause, Misses
 from marconi.policy.request import Lease, Request, pack
 from marconi.policy.residency import Place
+from marconi.replay.admission.chunk_end import ExtraBuffer
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need
@@ -25,6 +24,7 @@ from marconi.policy.retention import (
     may_pay,
 )
 from marconi.tree import Node, RadixTree
+from marconi_lab.eviction.joint_lru import JointLru
 
 OURS, THEIRS = 1, 2
 NEEDS = frozenset({Need.KV, Need.STATE})

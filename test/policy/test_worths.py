@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Eviction, Need, NodeView
 from marconi.policy.eviction.best import log2_worth
@@ -20,6 +19,7 @@ from marconi.policy.eviction.tail import TailEviction
 from marconi.policy.eviction.utility import AgeingUtilityEviction
 from marconi.policy.forecast.hazard import Floats
 from marconi.tree import Node, RadixTree
+from marconi_lab.eviction.joint_lru import JointLru
 from rig.budget_cache import BudgetCache, JointBudget
 
 from .best_twin import WatchedBest

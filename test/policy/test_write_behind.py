@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import strategies as st
 
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Need
 from marconi.policy.eviction.order import Order
@@ -17,6 +16,7 @@ from marconi.policy.request import Lease, Request, pack
 from marconi.policy.write_behind import WriteBehind
 from marconi.tree import Node, RadixTree, check_invariants
 from marconi.tree.invariants import check_host
+from marconi_lab.eviction.joint_lru import JointLru
 
 from .random_runs import Extent, extents, random_ids, sources
 

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from marconi.baselines.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.baselines.admission.every_block import EveryBlock
 from marconi.policy.admission.base import Admission
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
+from marconi.replay.admission.chunk_end import ExtraBuffer, NoBuffer
+from marconi.replay.admission.every_block import EveryBlock
 from marconi.replay.pools import Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from marconi.baselines.block import make
-from marconi.baselines.block.replay import replay as replay_blocks
-from marconi.baselines.catalog import POLICIES
 from marconi.cli import main
 from marconi.model import load
+from marconi.replay.catalog import known_policies
 from marconi.replay.trace import read, write
+from marconi_lab.block import make
+from marconi_lab.block.replay import replay as replay_blocks
 
 from .worlds import conversations
 
@@ -362,15 +362,15 @@ def test_every_policy_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[st
         main(["replay", "--list-policies"])
     assert ended.value.code == 0
     listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == list(POLICIES)
-    assert all(policy.summary in line for policy, line in zip(POLICIES.values(), listed, strict=True))
+    assert [line.split()[0] for line in listed] == list(known_policies())
+    assert all(policy.summary in line for policy, line in zip(known_policies().values(), listed, strict=True))
 
 
 def test_help_says_how_many_blocks_are_asked_for_and_of_which_policies(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["replay", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    block_caches = ", ".join(policy.name for policy in POLICIES.values() if policy.caches_blocks)
+    block_caches = ", ".join(policy.name for policy in known_policies().values() if policy.caches_blocks)
     # A long name may be broken at its hyphen.
     assert f"3000blocks for block caches ({block_caches})".replace(" ", "") in text.replace(" ", "")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from marconi.cli import main
-from marconi.demo.tiny_model import Family, write
 from marconi.replay.trace import read
+from marconi_cpu.tiny_model import Family, write
 
 NUM_REQUESTS = 400
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from marconi.baselines.catalog import POLICIES
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicyInputs, PolicySpec
 from marconi.policy.eviction.best import BestEviction
@@ -15,11 +14,12 @@ from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes, Tier, WritePolicy
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.policies import CacheConfig, Host, build, require_possible
+from marconi.replay.catalog import build, known_policies, require_possible
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.stock_tier import StockTier
+from marconi.replay.target import CacheConfig, Host
 from marconi.tree import HostCopy, RadixTree, check_invariants
 from marconi.tree.invariants import check_host
 
@@ -48,7 +48,9 @@ class Server:
         self.tree = RadixTree(unit_tokens, max_ghosts=50)
         self.tier = make(self.tree)
         admission = (
-            POLICIES["lru-joint"].rules(PolicyInputs(costs=COSTS, needs=NEEDS, unit_tokens=unit_tokens)).admission
+            known_policies()["lru-joint"]
+            .rules(PolicyInputs(costs=COSTS, needs=NEEDS, unit_tokens=unit_tokens))
+            .admission
         )
         hybrid = HybridCache(self.tree, admission, Order(rule or SeparateLru(NEEDS)), host=self.tier)
         self.replay = ServerReplay(hybrid, pools or Pools(KV, STATES), Scheduling())
@@ -199,7 +201,7 @@ def test_the_forecast_is_one_for_both_tiers() -> None:
         return of_host[-1]
 
     hits = Server(by_worth(LITTLE, rule), rule=BestEviction(COSTS, forecast, NEEDS)).serve(TRACE)
-    policy = POLICIES["best"]
+    policy = known_policies()["best"]
     inputs = PolicyInputs(costs=COSTS, needs=NEEDS)
     device = policy.rules(inputs).eviction
     found = policy.host_eviction(inputs, device, times())
@@ -212,7 +214,7 @@ def test_the_forecast_is_one_for_both_tiers() -> None:
 def test_a_policy_that_ranks_by_requests_is_refused_with_a_host_tier_and_named() -> None:
     """Nobody tells a rule for copies of requests: `gdsf`, `tail` and others once failed at the first copy."""
     config = CacheConfig(TRACE, COSTS, PREFILL, 10_000, host=Host(10_000, 1e9))
-    for name, policy in POLICIES.items():
+    for name, policy in known_policies().items():
         if policy.caches_blocks or policy.alternatives or policy.ranks_copies:
             continue
         number = None if policy.parameter is None or policy.parameter.default is not None else "1"
@@ -220,7 +222,7 @@ def test_a_policy_that_ranks_by_requests_is_refused_with_a_host_tier_and_named()
             require_possible(PolicySpec(name, number), config)
 
 
-@pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.ranks_copies])
+@pytest.mark.parametrize("name", [name for name, policy in known_policies().items() if policy.ranks_copies])
 def test_a_policy_that_ranks_copies_serves_with_a_host_tier(name: str) -> None:
     """Documents that the device cannot hold at once, asked in turn."""
     spec = PolicySpec(name, "1" if name == "marconi-static" else None)
@@ -282,7 +284,9 @@ def below(unit: object) -> list[object]:
 
 
 def test_the_entries_that_stand_for_stock_have_stocks_tier() -> None:
-    policies = {name: policy.write_policy for name, policy in POLICIES.items() if policy.write_policy is not None}
+    policies = {
+        name: policy.write_policy for name, policy in known_policies().items() if policy.write_policy is not None
+    }
     assert policies == {"lru": WritePolicy.THROUGH, "lru-write-back": WritePolicy.BACK}
     assert str(PolicySpec.parse("lru-write-back")) == "lru-write-back"
 

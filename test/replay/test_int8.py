@@ -15,11 +15,12 @@ from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.int8 import divide
 from marconi.policy.request import Request, pack
 from marconi.replay.bound import limits_of
+from marconi.replay.catalog import build
 from marconi.replay.int8 import PER_REQUEST, Int8, Int8Pools
-from marconi.replay.policies import ReplayTarget, build
 from marconi.replay.queueing import Batching, replay
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
+from marconi.replay.target import ReplayTarget
 from marconi.replay.task import ReplayInputs, Task, execute
 from marconi.tree import RadixTree, check_invariants
 

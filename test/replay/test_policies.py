@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.baselines.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.baselines.admission.every_block import EveryBlock
-from marconi.baselines.admission.named import admission_of
-from marconi.baselines.block import VARIANTS, make
-from marconi.baselines.block.replay import replay as replay_blocks
-from marconi.baselines.catalog import POLICIES, resolve_policy
-from marconi.baselines.traffic import added_tokens, budget_tokens, turn_model
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.plan import STEP_TOKENS, Judicious
 from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.request import Lease, Request, Trace, pack
+from marconi.replay.admission.chunk_end import ExtraBuffer, NoBuffer
+from marconi.replay.admission.every_block import EveryBlock
+from marconi.replay.admission.named import admission_of
+from marconi.replay.catalog import build, known_policies, resolve_policy
 from marconi.replay.grid import cells, run_cells
-from marconi.replay.policies import CacheConfig, Host, build
-from marconi.replay.policies.block import BlockServer, block_bytes
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.server import ServerReplay
+from marconi.replay.target import CacheConfig, Host, block_bytes
 from marconi.replay.task import Mode, ReplayInputs, Task, execute, require_executable
 from marconi.tree import RadixTree, check_invariants
+from marconi_lab.block import VARIANTS, make
+from marconi_lab.block.replay import replay as replay_blocks
+from marconi_lab.block.server import BlockServer
+from marconi_lab.traffic import added_tokens, budget_tokens, turn_model
 
 from .worlds import COSTS, STATE_BYTES, SecondAToken, conversations, request, trace
 
@@ -33,11 +33,11 @@ BLOCKS = conversations(unit_tokens=BLOCK)
 MODEL = load("nemotron-h-8b")
 INPUTS = ReplayInputs(BLOCKS, MODEL, DEVICES["h100"], PrefillLatency(MODEL, DEVICES["h100"]), slo_s=0.01)
 MEMORY_BYTES = 20 * (MODEL.checkpoint_bytes + 10 * BLOCK * MODEL.kv_bytes_per_token)
-REPLAYABLE = [name for name, policy in POLICIES.items() if not policy.alternatives]
+REPLAYABLE = [name for name, policy in known_policies().items() if not policy.alternatives]
 
 
 def spec_of(name: str) -> PolicySpec:
-    policy = POLICIES[name]
+    policy = known_policies()[name]
     needs_number = policy.parameter is not None and policy.parameter.default is None
     return PolicySpec(name, "0.5" if needs_number else None)
 
@@ -150,9 +150,9 @@ def test_a_run_says_the_ratio_it_ran_at() -> None:
     assert ratios == [0.9, 2.0, None, 0.5, None]
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name not in REPLAYABLE])
+@pytest.mark.parametrize("name", [name for name in known_policies() if name not in REPLAYABLE])
 def test_a_policy_that_is_the_best_of_several_names_ones_that_can_be_replayed(name: str) -> None:
-    choices = POLICIES[name].choices(PolicySpec(name, admission="judicious:64"))
+    choices = known_policies()[name].choices(PolicySpec(name, admission="judicious:64"))
     assert len(choices) > 1
     for choice in choices:
         assert choice.admission == "judicious:64"
@@ -322,7 +322,9 @@ def test_a_block_cache_hits_what_the_published_block_replay_hits(name: str) -> N
 
 
 def test_the_entries_that_cache_blocks_are_the_block_caches() -> None:
-    assert {policy.name for policy in POLICIES.values() if policy.caches_blocks} == {each.name for each in VARIANTS}
+    assert {policy.name for policy in known_policies().values() if policy.caches_blocks} == {
+        each.name for each in VARIANTS
+    }
 
 
 def test_a_block_cache_takes_neither_tokens_nor_an_admission_nor_too_little_memory() -> None:

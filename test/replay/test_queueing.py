@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.baselines.admission.chunk_end import NoBuffer
 from marconi.policy.base import Costs, Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, Trace
 from marconi.replay import queueing, serial
-from marconi.replay.policies import ReplayTarget
-from marconi.replay.policies.block import BlockServer
+from marconi.replay.admission.chunk_end import NoBuffer
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.queueing import Batching
 from marconi.replay.server import ReplayedRequest, ServerReplay
+from marconi.replay.target import ReplayTarget
 from marconi.tree import Node, check_invariants
+from marconi_lab.block.server import BlockServer
 
 from . import worlds
 from .worlds import SPEED, SecondAToken, request, trace

@@ -11,8 +11,6 @@ import pytest
 from marconi.model import load
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay import serial
-from marconi.replay.policies import ReplayTarget
-from marconi.replay.policies.block import BlockServer
 from marconi.replay.result import (
     Bounds,
     Label,
@@ -24,6 +22,8 @@ from marconi.replay.result import (
     summarise,
     write,
 )
+from marconi.replay.target import ReplayTarget
+from marconi_lab.block.server import BlockServer
 
 from . import worlds
 from .worlds import SecondAToken, request, trace

@@ -1,7 +1,7 @@
 """Serial replay: hits and times of a trace worked by hand."""
 
 from marconi.replay import serial
-from marconi.replay.policies import ReplayTarget
+from marconi.replay.target import ReplayTarget
 
 from . import worlds
 from .worlds import SecondAToken, request, trace

@@ -215,7 +215,7 @@ def test_sharegpt_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "s"
     path.write_text(json.dumps([conversation(("human", "schön " * 50), ("gpt", "ja"))] * 40, ensure_ascii=False))
     whole = read(path)
-    monkeypatch.setattr("marconi.replay.trace.array.PIECE_BYTES", 97)
+    monkeypatch.setattr("marconi_lab.trace.array.PIECE_BYTES", 97)
     assert read(path) == whole
     assert len(whole.requests) == 40
 
@@ -265,7 +265,7 @@ ASKED = [conversation(("human", f"question {n} \\"), ("gpt", f'{{"id": {n}}}, {{
 def test_behind_a_malformed_conversation_reading_goes_on_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, indent: int | None, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr("marconi.replay.trace.array.PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("marconi_lab.trace.array.PIECE_BYTES", piece_bytes)
     elements = [json.dumps(element, indent=indent) for element in ASKED]
     assert right in elements[2]
     elements[2] = elements[2].replace(right, wrong, 1)

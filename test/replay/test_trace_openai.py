@@ -392,7 +392,7 @@ def test_parts_are_joined_for_a_template_that_takes_texts_alone(log: Path, tmp_p
 
 
 def test_an_answer_has_the_ids_that_the_template_gives_it(log: Path, tmp_path: Path) -> None:
-    from marconi.demo.tiny_model.tokenizer import tokenizer_config, tokenizer_json
+    from marconi_cpu.tiny_model.tokenizer import tokenizer_config, tokenizer_json
 
     folder = tmp_path / "tiny"
     folder.mkdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from marconi.cli import main
-from marconi.replay.trace import READERS, ReadOptions, UnusedOption, read
+from marconi.replay.trace import ReadOptions, UnusedOption, read, readers
 from marconi.replay.trace.base import check_used
 
 WORLD = ("--model", "nemotron-h-8b", "--memory", "1GB", "--policy", "lru-joint")
@@ -70,9 +70,9 @@ def test_an_option_that_does_something_is_taken(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("form", READERS)
+@pytest.mark.parametrize("form", readers())
 def test_every_reader_takes_the_options_as_they_are_and_those_that_it_names(form: str, tmp_path: Path) -> None:
-    reader = READERS[form]
+    reader = readers()[form]
     check_used(reader, ReadOptions(seed=5, block_tokens=3))
     changed = {
         "session_rate": ReadOptions(session_rate=2.0),

@@ -2,7 +2,6 @@
 
 import random
 
-from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import Judicious
@@ -16,6 +15,7 @@ from marconi.replay.queueing import Speed
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
+from marconi_lab.eviction.joint_lru import JointLru
 
 STATE_BYTES = 10
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=STATE_BYTES, flops=float)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from marconi.cpu import paging
+from marconi_cpu import paging
 
 KV_BYTES_PER_TOKEN: Final = 32
 STATE_BYTES: Final = 64 * KV_BYTES_PER_TOKEN

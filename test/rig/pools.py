@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from marconi.demo import tiny_model
 from marconi.engine import upstream
 from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.host.link import LinkSpeed
@@ -26,6 +25,7 @@ from marconi.engine.speculation import EndStateSource
 from marconi.engine.touch import hook_into
 from marconi.events.tree_log import TreeLog
 from marconi.policy.base import Costs
+from marconi_cpu import tiny_model
 from rig.clock import TraceClock
 from rig.joint_pools import joint_pools
 
@@ -240,7 +240,7 @@ def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadi
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
     from sglang.srt.runtime_context import get_server_args, process_model_config
 
-    from marconi.cpu import host_copies
+    from marconi_cpu import host_copies
 
     if host.host_ratio:
         host_copies.register()

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marconi.fleet.command import DEFAULT_ROUTERS
 from marconi.model.latency import LatencyModel
 from marconi.router import command
 from marconi.router.routing import (
@@ -28,6 +27,7 @@ from marconi.router.routing import (
     rendezvous,
     routing_of,
 )
+from marconi_lab.fleet.command import DEFAULT_ROUTERS
 
 
 class Linear(LatencyModel):

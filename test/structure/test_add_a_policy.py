@@ -28,7 +28,7 @@ COPIED = (
     "LICENSE",
     ".gitignore",
 )
-IMPORT_OF_RULE = "from marconi.baselines.eviction.largest import LargestFirst\n"
+IMPORT_OF_RULE = "from marconi_lab.eviction.largest import LargestFirst\n"
 
 
 def edit(path: Path, after: str, text: str) -> None:
@@ -49,14 +49,14 @@ def copy(tmp_path: Path) -> Path:
             shutil.copy(ROOT / name, tmp_path / name)
     rule, entry, order, rules, by_hand = (block.text for block in blocks(PAGE) if block.kind == "python")
     (row,) = (block.text for block in blocks(PAGE) if block.kind == "markdown")
-    package, tests = tmp_path / "python" / "marconi", tmp_path / "test"
-    (package / "baselines" / "eviction" / "largest.py").write_text(rule, encoding="utf-8")
-    edit(package / "baselines" / "catalog.py", r"^from marconi\.baselines\.[^\n]*\n", IMPORT_OF_RULE)
-    edit(package / "baselines" / "catalog.py", r'"et-lru",.*?requires=turn_model,\n +\),\n', f"{entry.rstrip()},\n")
+    package, tests = tmp_path / "python" / "marconi_lab", tmp_path / "test"
+    (package / "eviction" / "largest.py").write_text(rule, encoding="utf-8")
+    edit(package / "catalog.py", r"^from marconi_lab\.[^\n]*\n", IMPORT_OF_RULE)
+    edit(package / "catalog.py", r'"et-lru",.*?requires=turn_model,\n +\),\n', f"{entry.rstrip()},\n")
     edit(tmp_path / "docs" / "policies.md", r"^\| `et-lru[^\n]*\n", row)
     edit(tests / "policy" / "brute_order.py", r"\Z", f"\n\n{order}")
     twin = tests / "policy" / "test_eviction_twin.py"
-    edit(twin, r"^from marconi\.baselines\.[^\n]*\n", IMPORT_OF_RULE)
+    edit(twin, r"^from marconi_lab\.[^\n]*\n", IMPORT_OF_RULE)
     edit(twin, r"^from \.brute_order import \(\n", "    LargestFirstOrder,\n")
     edit(twin, r"^RULES = \(\n", "".join(f"{line},\n" for line in rules.splitlines()))
     (tests / "baselines" / "test_eviction_largest.py").write_text(by_hand, encoding="utf-8")
@@ -86,7 +86,7 @@ def test_a_reader_who_types_the_page_ends_green(copy: Path) -> None:
     printed = green(copy, "pytest", "-q", "-m", "not slow", "-k", "largest", "test/policy", "test/baselines")
     assert int(re.findall(r"(\d+) passed", printed)[-1]) > 4
     green(copy, "ruff", "check", ".")
-    green(copy, "mypy", "--package", "marconi.baselines")
+    green(copy, "mypy", "--package", "marconi_lab")
     pages = ("test/structure/test_docs.py", "test/structure/test_text.py", "test/structure/test_words.py")
     green(copy, "pytest", "-q", "-k", "polic or test_text or test_words", *pages)
     (console,) = (block.text for block in blocks(PAGE) if block.kind == "console")

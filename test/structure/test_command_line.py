@@ -88,7 +88,7 @@ def test_output_that_cannot_be_written_is_one_line_and_status_2() -> None:
 @pytest.mark.parametrize(
     ("module", "way", "argv"),
     [
-        ("marconi.demo.tiny_model", "raised", ("--help",)),
+        ("marconi_cpu.tiny_model", "raised", ("--help",)),
         ("numpy", "raised", ("replay", *DRAWN)),
         pytest.param("sglang.srt", "raised", ("demo",), marks=pytest.mark.slow),
         ("torch", "lost", ("demo",)),

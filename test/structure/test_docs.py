@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from marconi import cli
-from marconi.baselines.admission.named import ADMISSIONS, admission_of
-from marconi.baselines.catalog import POLICIES
 from marconi.model import load
 from marconi.policy.catalog import SERVED, PolicySpec
-from marconi.replay.trace import PRESETS, READERS, WRITERS
+from marconi.replay.admission.named import ADMISSIONS, admission_of
+from marconi.replay.catalog import known_policies
+from marconi.replay.trace import PRESETS, WRITERS, readers
 
 from . import pages
 from .pages import PAGES, ROOT, Block, blocks, commands, page, run_command, run_python
@@ -75,7 +75,7 @@ def first_cells(path: Path, pattern: str) -> list[str]:
 def test_the_policies_page_lists_every_policy_and_no_other() -> None:
     listed = first_cells(page("docs/policies.md"), r"([a-z0-9+-]+)[:\[`]")
     admissions = set(ADMISSIONS)
-    assert [name for name in listed if name not in admissions] == list(in_order(POLICIES, listed))
+    assert [name for name in listed if name not in admissions] == list(in_order(known_policies(), listed))
     assert admissions <= set(listed)
 
 
@@ -96,21 +96,21 @@ def test_every_policy_that_a_command_names_is_one(path: Path) -> None:
     for words in marconi_commands(path):
         for text in words[words.index("--policy") + 1].split(",") if "--policy" in words else ():
             spec = PolicySpec.parse(text)
-            assert spec.name in {*POLICIES, "largest"}, "`largest` is what add-a-policy.md adds"
+            assert spec.name in {*known_policies(), "largest"}, "`largest` is what add-a-policy.md adds"
             if spec.admission is not None:
                 admission_of(spec.admission, 1)
 
 
 def test_the_traces_page_lists_every_format_and_workload() -> None:
     path = page("docs/traces.md")
-    assert set(first_cells(path, "([a-z-]+)` [|] (?:JSON|CSV|a JSON)")) == set(READERS)
+    assert set(first_cells(path, "([a-z-]+)` [|] (?:JSON|CSV|a JSON)")) == set(readers())
     assert set(first_cells(path, "generate:([a-z-]+)`")) == set(PRESETS)
     assert all(f'"{name}"' in path.read_text() for name in WRITERS)
 
 
 def is_there(name: str) -> bool:
-    """Whether `marconi.NAME` is a module or something in one, fields that only an object has among them."""
-    parts = f"marconi.{name}".split(".")
+    """Whether `marconi.NAME`, or NAME of the laboratory, is in the code, fields that only an object has among it."""
+    parts = (name if name.startswith("marconi_lab.") else f"marconi.{name}").split(".")
     if parts[1] == "engine":  # by its source: its import is SGLang's
         file = (ROOT / "python").joinpath(*parts[:-1]).with_suffix(".py")
         return file.exists() and re.search(rf"^(?:class|def) {parts[-1]}\b", file.read_text(), re.MULTILINE) is not None

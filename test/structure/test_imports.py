@@ -76,7 +76,11 @@ def test_pure_tests_are_collected_without_torch() -> None:
 
 
 def test_functions_import_only_what_a_process_may_do_without() -> None:
-    texts = sources("python", "marconi")
+    texts = {
+        name: text
+        for package in ("marconi", "marconi_cpu", "marconi_lab")
+        for name, text in sources("python", package).items()
+    }
     del texts[COMMAND]
     kernels = {f"sgl_kernel_ext.{path.stem}": path.read_text(encoding="utf-8") for path in KERNELS.rglob("*.py")}
     assert needless({**texts, **kernels}) == []

@@ -1,30 +1,31 @@
-"""The order of the layers: a package imports only packages below it, and only what serves imports SGLang."""
+"""The order of the layers: a package imports only packages below it, and only what serves imports SGLang.
+
+The product, `marconi`, imports neither of the packages beside it.
+"""
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from structure.test_circles import arrows, sources
-
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
 LAYERS = (
-    *("process", "chat", "model", "tree", "policy", "lifecycle", "baselines", "replay", "view"),
-    *("events", "router", "fleet", "engine", "validate", "cpu", "demo", "cli"),
+    *("process", "chat", "extensions", "model", "tree", "policy", "lifecycle", "replay", "view"),
+    *("events", "router", "engine", "validate", "cli"),
 )
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
 # What a worker publishes is of its tree alone, and a router knows neither the policies behind it nor their replay.
 ALLOWED["events"] = {"tree", "events"}
 ALLOWED["router"] = {"process", "chat", "model", "events", "router"}
 # It holds one server against its replay.
-ALLOWED["validate"] -= {"router", "fleet"}
-SERVING = {"engine", "cpu", "demo"}
+ALLOWED["validate"] -= {"router"}
+BESIDE = {"marconi_cpu": set(LAYERS), "marconi_lab": set(LAYERS) - {"engine", "validate"}}
+"""The packages beside the product, which do not know each other."""
+ALLOWED |= BESIDE
+SERVING = {"engine", "marconi_cpu"}
 """What may import SGLang and torch."""
-# What a server offers is in `policy`: it loads nothing of what it is compared with.
-for serving in SERVING:
-    ALLOWED[serving].discard("baselines")
 HEAVY = {"sglang", "torch", "triton", "transformers", "sgl_kernel_ext"}
 # The tokenizers of transformers need no torch.
 TOKENIZERS = ("chat", "chat")
@@ -48,7 +49,7 @@ def violations(layer: str, source: str, package: str = "") -> list[str]:
         parts = name.split(".")
         if parts[0] == "marconi" and len(parts) > 1 and parts[1] in LAYERS and parts[1] not in ALLOWED[layer]:
             wrong.append(name)
-        if parts[0] in heavy and layer not in SERVING:
+        if (parts[0] in heavy and layer not in SERVING) or parts[0] in BESIDE.keys() - {layer}:
             wrong.append(name)
     return wrong
 
@@ -59,49 +60,10 @@ def test_every_package_belongs_to_a_layer() -> None:
     assert found <= set(LAYERS), f"name the layer of {found - set(LAYERS)}"
 
 
-def reached(start: Iterable[str], graph: Mapping[str, set[str]]) -> set[str]:
-    """Modules that are loaded with those of `start`, packages above them included."""
-    found: set[str] = set()
-    ahead = [*start]
-    while ahead:
-        name = ahead.pop()
-        if name in graph and name not in found:
-            found.add(name)
-            ahead += [*graph[name], name.rpartition(".")[0]]
-    return found
-
-
-def served(graph: Mapping[str, set[str]]) -> list[str]:
-    """What runs in a server; `marconi check` is a command of its own, and prints and writes as the replay does."""
-    layers = tuple(f"marconi.{layer}." for layer in SERVING)
-    return [name for name in graph if name.startswith(layers) and not name.startswith("marconi.engine.check")]
-
-
-def baselines(names: set[str]) -> list[str]:
-    """Those of `names` that belong to `marconi.baselines`."""
-    return sorted(name for name in names if name.split(".")[1:2] == ["baselines"])
-
-
-def test_what_a_server_loads_reaches_no_baseline() -> None:
-    graph = arrows(sources("python", "marconi"))
-    start = served(graph)
-    assert {"marconi.engine.plugin", "marconi.engine.cache", "marconi.cpu.platform"} <= set(start)
-    assert baselines(reached(start, graph)) == []
-
-
-def test_a_baseline_behind_another_file_is_found() -> None:
-    """The control: the file between imports it, the server's own does not."""
-    graph = {
-        "marconi.engine.cache": {"marconi.policy.new"},
-        "marconi.policy.new": {"marconi.baselines.traffic"},
-        "marconi.baselines.traffic": set[str](),
-    }
-    assert baselines(reached(served(graph), graph)) == ["marconi.baselines.traffic"]
-
-
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ALLOWED)
 def test_a_layer_imports_only_layers_below_it(layer: str) -> None:
-    files = sorted((PYTHON / "marconi" / layer).rglob("*.py")) or [PYTHON / "marconi" / f"{layer}.py"]
+    folder = PYTHON / layer if layer in BESIDE else PYTHON / "marconi" / layer
+    files = sorted(folder.rglob("*.py")) or [folder.with_suffix(".py")]
     wrong = {
         str(path.relative_to(PYTHON)): found
         for path in files
@@ -134,17 +96,18 @@ def _is_standard(name: str) -> bool:
         ("model", "def f():\n    import torch"),
         ("events", "from marconi.router.index import Chain"),
         ("router", "from marconi import replay"),
-        ("router", "from marconi.fleet import task"),
+        ("router", "from marconi_lab.fleet import task"),
         ("replay", "import marconi.engine.cache"),
-        ("engine", "from marconi.cpu import launchers"),
-        ("engine", "from marconi.baselines.catalog import POLICIES"),
-        ("cpu", "from marconi import baselines"),
-        ("demo", "def f():\n    from marconi.baselines import traffic"),
-        ("policy", "from marconi.baselines.eviction.joint_lru import JointLru"),
-        ("baselines", "from marconi.replay import serial"),
-        ("engine", "from marconi.demo import tiny_model"),
+        ("engine", "from marconi_cpu import launchers"),
+        ("engine", "from marconi_lab.catalog import POLICIES"),
+        ("policy", "from marconi_lab.eviction.joint_lru import JointLru"),
+        ("replay", "def f():\n    import marconi_lab.fleet"),
+        ("cli", "def f():\n    from marconi_cpu import command"),
+        ("marconi_cpu", "from marconi_lab import traffic"),
+        ("marconi_lab", "from marconi_cpu import tiny_model"),
+        ("marconi_lab", "import torch"),
+        ("marconi_lab", "from marconi.engine.cache import MarconiRadixCache"),
         ("replay", "from marconi.router.index import Chain"),
-        ("replay", "from marconi import fleet"),
         ("replay", "from marconi.view.frame import Frame"),
         ("view", "from marconi.events.hashes import HashSpace"),
         ("policy", "from marconi.events.tree_log import TreeLog"),
@@ -156,9 +119,9 @@ def test_a_forbidden_import_is_found(layer: str, source: str) -> None:
     assert violations(layer, source)
 
 
-def test_only_the_simulated_fleet_imports_both_the_replay_and_the_router() -> None:
+def test_in_the_product_only_a_server_and_the_command_may_import_both_the_replay_and_the_router() -> None:
     source = "from marconi.router.dispatch import Dispatcher\nfrom marconi.replay import serial"
-    assert [layer for layer in LAYERS if not violations(layer, source)] == ["fleet", "engine", "cpu", "demo", "cli"]
+    assert [layer for layer in LAYERS if not violations(layer, source)] == ["engine", "cli"]
 
 
 def test_only_what_tokenizes_may_import_transformers() -> None:

@@ -36,7 +36,7 @@ def text_of(node: ast.AST) -> str:
 
 def strings() -> set[str]:
     """All strings of the package."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.parent.rglob("*.py")]
     return {text for tree in trees for node in ast.walk(tree) if (text := text_of(node))}
 
 

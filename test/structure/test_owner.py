@@ -69,6 +69,9 @@ def test_the_methods_that_change_a_tree_are_known() -> None:
 
 def test_nobody_else_changes_the_tree() -> None:
     files = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+    files |= {
+        str(path.relative_to(PACKAGE.parent)): path for path in sorted((PACKAGE.parent / "marconi_lab").rglob("*.py"))
+    }
     others = {file: path for file, path in files.items() if file != OWNER and not file.startswith("tree/")}
     assert OWNER in files
     assert set(Node.__slots__) >= FACTS

@@ -131,7 +131,8 @@ def test_the_wheels_work_in_an_empty_environment(installed: Path, tmp_path: Path
         return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
 
     (packages,) = (installed.parent / "lib").glob("python*/site-packages")
-    for package in (ROOT / "python" / "marconi", ROOT / "sgl-kernel-ext" / "sgl_kernel_ext"):
+    ours = [ROOT / "python" / name for name in ("marconi", "marconi_cpu", "marconi_lab")]
+    for package in (*ours, ROOT / "sgl-kernel-ext" / "sgl_kernel_ext"):
         assert package_files(packages / package.name) == package_files(package)
     where = run("python", "-c", "import marconi, sgl_kernel_ext; print(marconi.__file__, sgl_kernel_ext.__file__)")
     assert where.stdout.split() == [str(packages / name / "__init__.py") for name in ("marconi", "sgl_kernel_ext")]

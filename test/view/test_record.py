@@ -11,7 +11,7 @@ from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.host_tier import HostTier
 from marconi.replay import serial
-from marconi.replay.policies import build
+from marconi.replay.catalog import build
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.trace import Demand, generate, preset

@@ -1,4 +1,4 @@
-"""The CPU platform as a server's cache knows it; the platform itself, `marconi.cpu`, is loaded by SGLang."""
+"""The CPU platform as a server's cache knows it; the platform itself, `marconi_cpu`, is loaded by SGLang."""
 
 import os
 from collections.abc import MutableMapping
@@ -6,9 +6,9 @@ from typing import Final
 
 PLATFORM: Final = "marconi_cpu"
 """The value of `SGLANG_PLATFORM` that chooses it."""
-GROUPS: Final = "marconi.cpu.upstream.GROUPS"
+GROUPS: Final = "marconi_cpu.upstream.GROUPS"
 """Dotted path of what it changes of SGLang."""
-RESOLVED_HERE: Final = "marconi.cpu.joint_pool.resolved_here"
+RESOLVED_HERE: Final = "marconi_cpu.joint_pool.resolved_here"
 """Dotted path of the context in which arguments are resolved as on it, where nothing is served."""
 
 # SGLang's snapshots take up to three slots a running request; the rest is for the prefix cache.

@@ -39,7 +39,7 @@ class Touch:
     """Dotted path of what is changed."""
     why: str
     hook: str = ""
-    """The dotted path of a hook's callable: below `marconi.engine`, or from `marconi.` on.
+    """The dotted path of a hook's callable: below `marconi.engine`, or whole where it begins with `marconi`.
 
     Its module is imported when it is put in, in every process and before SGLang has chosen its platform: what it needs
     of the scheduler, the models and the HTTP server it imports in its functions.
@@ -52,7 +52,7 @@ class Touch:
     @property
     def function(self) -> Callable[..., Any]:
         """The callable that `hook` names."""
-        path = self.hook if self.hook.startswith("marconi.") else f"marconi.engine.{self.hook}"
+        path = self.hook if self.hook.startswith("marconi") else f"marconi.engine.{self.hook}"
         function: Callable[..., Any] = resolve(path)
         return function
 

@@ -4,7 +4,7 @@
 
 A policy is an eviction rule and the admission that it runs with unless another is asked for. `Policy` makes both from
 `PolicyInputs`; who serves by them, and from how much memory, is the caller's. A server's flags take their names from
-here. A replay has these and others, which no server imports (`baselines/catalog.py`; docs/add-a-policy.md).
+here. A replay has these and others (`replay/catalog.py`).
 """
 
 import math
@@ -123,7 +123,7 @@ class Policy:
     summary: str
     """One line, for `marconi replay --list-policies`."""
     make: Callable[[PolicyInputs], Eviction] | None = None
-    """The eviction rule; None for a cache of blocks and for the best of `alternatives`."""
+    """The eviction rule; None for what a replay alone has without one."""
     knowledge: Knowledge = Knowledge.NOTHING
     admission: str | None = None
     """Which admission it runs with in a replay, by name; None is Marconi's, with the rule's guard where it has one."""
@@ -134,12 +134,6 @@ class Policy:
     """When stock's host tier copies, for a policy that stands for stock; None takes the tier by worth."""
     ranks_copies: bool = False
     """Whether its rule can rank copies on the host: by what a node says of itself, or by a forecast that is shared."""
-    caches_blocks: bool = False
-    """Whether it caches a trace's blocks without a tree, so that its memory may be a number of them."""
-    alternatives: tuple[PolicySpec, ...] = ()
-    """The one with the most hit tokens is the policy."""
-    requires: Callable[[Trace], object] | None = None
-    """Raises `ValueError` for a trace that lacks a field that the policy needs."""
 
     def rules(self, inputs: PolicyInputs, admission: Admission | None = None) -> Rules:
         """Its rules, with `admission` in place of Marconi's; `ValueError` for what is not given."""
@@ -180,12 +174,6 @@ class Policy:
             kind = "whole number" if self.parameter.is_whole else "number"
             raise ValueError(f"policy {str(spec)!r}: {name} must be a {kind}, 0 or more, got {spec.parameter!r}")
         return number
-
-    def choices(self, spec: PolicySpec) -> tuple[PolicySpec, ...]:
-        """The policies to replay for `spec`: itself, or each of the alternatives with its admission."""
-        if not self.alternatives:
-            return (spec,)
-        return tuple(replace(choice, admission=spec.admission) for choice in self.alternatives)
 
 
 def _tail(inputs: PolicyInputs) -> Eviction:

@@ -5,10 +5,10 @@ A block cache hits by its format's own rule, a whole prompt for instance: there 
 
 from collections.abc import Iterable
 
-from marconi.baselines.hindsight.bound import Limit, most_hit_tokens
-from marconi.baselines.hindsight.reuse import Reuse
+from marconi.replay.most_hit import Limit, most_hit_tokens
 from marconi.replay.parallel import run_all
 from marconi.replay.result import Bounds, Layout, PolicyResult
+from marconi.replay.reuse import Reuse
 from marconi.replay.task import Mode, ReplayInputs
 
 

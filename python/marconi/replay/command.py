@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from marconi.baselines.catalog import POLICIES
-from marconi.baselines.hindsight.reuse import Reuse
 from marconi.policy.catalog import parse_list
+from marconi.replay.catalog import known_policies
 from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
 from marconi.replay.inputs import GENERATE, memory_of_card, read_inputs, read_trace, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
@@ -23,6 +22,7 @@ from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
 from marconi.replay.report import causes, console_for_tables, tables
 from marconi.replay.result import require_writable, write
+from marconi.replay.reuse import Reuse
 from marconi.replay.task import UNBOUNDED_BYTES, Mode, ReplayInputs
 from marconi.replay.trace import write as write_trace
 from marconi.replay.trace.source import STDIN
@@ -35,8 +35,8 @@ _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbo
 MEMORY_OF_CARD = f"{_MEMORY} (default: what the weights leave of a card of the device)"
 
 
-def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Add the subcommands to those of the `marconi` command; returns the parsers of `replay` and `plan`."""
+def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add `replay`, `plan` and `convert` to the commands of `marconi`."""
     replay: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="replay a trace under several policies and amounts of memory",
@@ -95,7 +95,6 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.A
     )
     plan.set_defaults(run=_plan)
     _add_convert(commands)
-    return replay, plan
 
 
 def _add_convert(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -211,8 +210,8 @@ class _ListPolicies(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=options.get("help"))
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        width = max(map(len, POLICIES))
-        for policy in POLICIES.values():
+        width = max(map(len, known_policies()))
+        for policy in known_policies().values():
             print(f"{policy.name:{width}}  {policy.summary}")
         parser.exit()
 

@@ -7,9 +7,9 @@ the first among equals, is its run.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from marconi.baselines.catalog import resolve_policy
 from marconi.policy.catalog import PolicySpec
 from marconi.replay.bound import bounds_of
+from marconi.replay.catalog import resolve_policy
 from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all
 from marconi.replay.result import PolicyResult, Report

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from marconi.baselines.catalog import POLICIES, resolve_policy
 from marconi.model import MeasuredLatency, PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
+from marconi.replay.catalog import known_policies, resolve_policy
 from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
-from marconi.replay.policies.block import block_bytes
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
+from marconi.replay.target import block_bytes
 from marconi.replay.task import Mode, ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Demand, Half, ReadOptions, UnusedOption, generate, in_blocks, preset, read
+from marconi.replay.trace.arrivals import SESSION_RATE
 from marconi.replay.trace.chats import has_tokenizer
 
 GENERATE = "generate:"
 """The prefix of a trace argument that names a workload to generate."""
 
 DEFAULT_NUM_SESSIONS = 200
-DEFAULT_SESSION_RATE = 1.0
 STATIC_FRACTION = 0.85
 """Share of a card's memory that SGLang gives to weights and caches by default, or a little less."""
 _MAX_SHOWN = 3
@@ -115,7 +115,7 @@ def _drawn(args: argparse.Namespace) -> Trace:
             raise ValueError(f"{flag}: a drawn trace is read from no file")
     demand = Demand(
         num_sessions=DEFAULT_NUM_SESSIONS if args.max_sessions is None else args.max_sessions,
-        session_rate=DEFAULT_SESSION_RATE if args.session_rate is None else args.session_rate,
+        session_rate=SESSION_RATE if args.session_rate is None else args.session_rate,
         seed=args.seed,
     )
     unit_tokens = 1 if args.block_tokens is None else args.block_tokens
@@ -176,7 +176,7 @@ def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[Memory
     others = [spec.name for spec in policies if not resolve_policy(spec).caches_blocks]
     in_blocks = [memory for memory in memories if memory.unit is MemoryUnit.BLOCKS]
     if others and in_blocks:
-        known = ", ".join(policy.name for policy in POLICIES.values() if policy.caches_blocks)
+        known = ", ".join(policy.name for policy in known_policies().values() if policy.caches_blocks)
         raise ValueError(
             f"memory '{in_blocks[0].amount}blocks': policy {others[0]!r} caches no blocks, an amount of bytes is "
             f"right, as 40GB (blocks are for {known})"

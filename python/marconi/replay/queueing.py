@@ -29,8 +29,8 @@ from marconi.policy.request import Request, Trace
 from marconi.policy.waiting import WaitingPrompts
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Outcome, Progress
-from marconi.replay.policies import ReplayTarget
 from marconi.replay.server import ReplayedRequest, ServerReplay
+from marconi.replay.target import ReplayTarget
 from marconi.tree import Node
 
 

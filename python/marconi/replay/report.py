@@ -18,10 +18,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from marconi.baselines.block.replay import BlockReplay
 from marconi.policy.misses import Cause
 from marconi.replay.memory import format_bytes
-from marconi.replay.result import Bounds, PolicyResult, Report
+from marconi.replay.result import BlockReplay, Bounds, PolicyResult, Report
 
 UNLIMITED_WIDTH = 10_000
 """Columns where the output is no terminal: more than any table has."""

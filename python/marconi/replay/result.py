@@ -5,7 +5,7 @@ Definitions
     token hit rate     hit tokens / prompt tokens, over all requests
     recomputed tokens  prompt tokens - hit tokens
     amplification      of prefill: recomputed tokens / prompt tokens that are new, which no cache could have
-    bound              of the token hit rate: what no rule exceeds in that memory (`baselines/hindsight/bound.py`)
+    bound              of the token hit rate: what no rule exceeds in that memory (`replay/most_hit.py`)
     FLOPs saved        sum over requests of FLOPs(hit tokens), and as a share of the sum of FLOPs(prompt tokens)
     percentile p       nearest rank: the smallest time that at least p percent of the requests do not exceed
     missed tokens      recomputed tokens by cause, which add up to them
@@ -30,14 +30,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marconi.baselines.block.replay import BlockReplay
 from marconi.model.profile import ModelProfile
 from marconi.policy.base import Costs
 from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
-from marconi.replay.policies import ReplayTarget
-from marconi.replay.policies.block import BlockServer
-from marconi.replay.tuned import TunedServer
+from marconi.replay.server import ServerReplay
+from marconi.replay.target import ReplayTarget
 
 
 def nearest_rank(rising: Sequence[float], percent: int) -> float:
@@ -62,6 +60,18 @@ class Percentiles:
     def to_json(self) -> dict[str, float]:
         """Convert to JSON, by name."""
         return {"p50": self.p50, "p95": self.p95, "p99": self.p99}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReplay:
+    """The numbers that the Mooncake-format block replays print of a trace on a block cache."""
+
+    overall_hit_rate: float
+    """`total_hit_tokens / total_prompt_tokens`, 0.0 without a prompt token."""
+    total_hit_tokens: int
+    total_prompt_tokens: int
+    final_cache_blocks: int
+    """Blocks resident after the last request; ghosts are not."""
 
 
 class Layout(NamedTuple):
@@ -315,7 +325,7 @@ def summarise(
         memory_bytes=label.memory_bytes,
         host_bytes=label.host_bytes,
         mamba_full_memory_ratio=target.mamba_ratio,
-        chosen=f"alpha {cache.rule.weight:g}" if isinstance(cache, TunedServer) and cache.rule.is_tuned else None,
+        chosen=cache.chosen if isinstance(cache, ServerReplay) else None,
         num_requests=len(trace.requests),
         num_prompt_tokens=sum(request.num_prompt_tokens for request in trace.requests),
         num_hit_tokens=sum(outcome.hit_tokens),
@@ -339,6 +349,6 @@ def summarise(
         load_s=counters.load_s,
         requests_per_s=len(trace.requests) / max(outcome.wall_s, 1e-9),
         num_missed_tokens=tuple((cause.value, num) for cause, num in counters.num_missed_tokens.items() if num),
-        final_cache_blocks=cache.blocks.num_blocks if isinstance(cache, BlockServer) else None,
+        final_cache_blocks=None if isinstance(cache, ServerReplay) else cache.num_blocks,
         int8_checkpoints=label.int8_checkpoints,
     )

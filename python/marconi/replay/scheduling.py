@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
-from marconi.baselines.admission.chunk_end import DEFAULT_CHUNK_TOKENS, ExtraBuffer, NoBuffer
-from marconi.baselines.admission.every_block import EveryBlock
 from marconi.policy.admission.base import Admission
+from marconi.replay.admission.chunk_end import DEFAULT_CHUNK_TOKENS, ExtraBuffer, NoBuffer
+from marconi.replay.admission.every_block import EveryBlock
 
 NUM_TRACKING_SLOTS: Final = 2
 """Slots of a request beside its working slot, under `--mamba-radix-cache-strategy extra_buffer` with overlap.

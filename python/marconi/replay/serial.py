@@ -10,7 +10,7 @@ import time
 from marconi.model.latency import LatencyModel
 from marconi.policy.request import Trace
 from marconi.replay.outcome import PROGRESS_STEP, Outcome, Progress
-from marconi.replay.policies import ReplayTarget
+from marconi.replay.target import ReplayTarget
 
 
 def replay(trace: Trace, target: ReplayTarget, latency: LatencyModel, progress: Progress | None = None) -> Outcome:

@@ -62,6 +62,11 @@ class ServerReplay:
         return self.hybrid.counters
 
     @property
+    def chosen(self) -> str | None:
+        """The choice of a rule that tunes itself, in words; None of all others."""
+        return None
+
+    @property
     def held(self) -> Amount:
         """The contents of the cache."""
         return Amount(self.hybrid.tree.num_tokens, self.hybrid.tree.num_states)

@@ -5,7 +5,6 @@ from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 
-from marconi.baselines.catalog import resolve_policy
 from marconi.model.device import DeviceProfile
 from marconi.model.latency import LatencyModel
 from marconi.model.measured_latency import MeasuredLatency
@@ -15,12 +14,13 @@ from marconi.policy.base import Costs
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay import queueing, serial
+from marconi.replay.catalog import build, require_possible, resolve_policy
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.int8 import Int8
 from marconi.replay.outcome import PROGRESS_STEP, Progress
-from marconi.replay.policies import CacheConfig, Host, build, require_possible
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Label, PolicyResult, summarise
+from marconi.replay.target import CacheConfig, Host
 from marconi.tree import RadixTree
 
 UNBOUNDED_BYTES = 1 << 80

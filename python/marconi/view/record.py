@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-from marconi.baselines.catalog import resolve_policy
 from marconi.lifecycle.pools import Amount
 from marconi.policy.base import Costs
 from marconi.policy.host_tier import HostMemory
+from marconi.replay.catalog import build, resolve_policy
 from marconi.replay.outcome import PROGRESS_STEP, Progress
-from marconi.replay.policies import build
 from marconi.replay.pools import JointPool, Pool
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, Task
@@ -29,7 +28,7 @@ def record(inputs: ReplayInputs, task: Task, num_frames: int, progress: Progress
     config = task.config(inputs)
     cache = build(task.policy, config).cache
     assert isinstance(cache, ServerReplay)
-    host = config.laid_out(policy).host_memory()
+    host = policy.laid_out(config).host_memory()
 
     def pools(nodes: Columns) -> list[PoolFrame]:
         on_host = [] if host is None else host_pools_of(host, nodes)

@@ -17,10 +17,10 @@ if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang is not installed: pip install '.[server]'", allow_module_level=True)
 pytest.importorskip("transformers", reason="the router extra is not installed: pip install '.[router]'")
 
-from marconi.demo import tiny_model
 from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind
 from marconi.router.prompts.check import Unlike, probes, verify, without
 from marconi.router.prompts.reader import TokenizingReader
+from marconi_cpu import tiny_model
 
 from . import bodies, folders
 

@@ -14,9 +14,9 @@ import httpx
 import psutil
 import ray
 
-from marconi.demo import tiny_model
-from marconi.demo.server_process import environment
 from marconi.router.ray_serve.ingress import REPLICA
+from marconi_cpu import tiny_model
+from marconi_cpu.demo.server_process import environment
 
 from .cluster import cluster, command_of, descendants, running, until
 

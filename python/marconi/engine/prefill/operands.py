@@ -2,7 +2,7 @@
 
 Each `keep_*` is given the operands as SGLang lays them out, and writes the states inside the batch to their slots. On
 an accelerator they are called by hooks around SGLang's own functions; on the CPU platform, which replaces whole
-launchers, by the replacements (`marconi.cpu`). Without a layer that keeps states they do nothing.
+launchers, by the replacements (`marconi_cpu`). Without a layer that keeps states they do nothing.
 """
 
 from collections.abc import Callable

@@ -22,7 +22,7 @@ prompt, the mean over all conversations so far; 0 at the very start. The estimat
 a state and stands until it gets another.
 
 Interior states are evictable, so states must have a size: where they are free of charge, evicting one gives back
-nothing and T-LRU (`baselines/eviction/tlru.py`) is right.
+nothing and T-LRU (`marconi_lab/eviction/tlru.py`) is right.
 """
 
 import math

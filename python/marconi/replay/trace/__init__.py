@@ -6,14 +6,13 @@ name; `write` saves one; `in_blocks` makes a block trace of a token trace.
 
 from marconi.replay.trace.base import Half, Progress, ReadOptions, UnusedOption
 from marconi.replay.trace.blocks import in_blocks
-from marconi.replay.trace.formats import READERS, read
+from marconi.replay.trace.formats import read, readers
 from marconi.replay.trace.presets import PRESETS, preset
 from marconi.replay.trace.workload import Demand, Workload, generate
 from marconi.replay.trace.write import WRITERS, write
 
 __all__ = [
     "PRESETS",
-    "READERS",
     "WRITERS",
     "Demand",
     "Half",
@@ -25,5 +24,6 @@ __all__ = [
     "in_blocks",
     "preset",
     "read",
+    "readers",
     "write",
 ]

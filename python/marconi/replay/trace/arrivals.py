@@ -8,8 +8,8 @@ import numpy as np
 
 ANSWER_TOKENS_PER_S = 50.0
 """Decoding speed of one request in drawn times."""
-
-
+SESSION_RATE = 1.0
+"""Sessions a second, where a trace has no times and none is asked for."""
 MIN_SESSION_RATE = 1e-9
 """Sessions a second: one in 30 years, so that drawn times stay far below what a float holds."""
 

@@ -38,6 +38,7 @@ class Artifact:
     """Reads the artifact's JSONL."""
 
     name = "artifact"
+    is_of_lines = True
     uses = frozenset({"max_sessions"})
 
     def recognises(self, head: FileHeader) -> bool:

@@ -188,6 +188,11 @@ class Reader(Protocol):
         """The names of those of `ReadOptions` that mean something for it, `seed` and `half` aside."""
         ...
 
+    @property
+    def is_of_lines(self) -> bool:
+        """True if a file has one JSON object a line."""
+        ...
+
     def recognises(self, head: FileHeader) -> bool:
         """True if a file that begins with `head` is of this format."""
         ...

@@ -1,33 +1,35 @@
 """The formats that can be read. A file is of the first one that recognises the beginning of its first document.
 
-To add a format: a file with a class that fulfils `base.Reader`, its name in `READERS`, and a test with a small sample.
+To add a format: a file with a class that fulfils `base.Reader`, an object of it in `_ORDER`, and a test with a small
+sample. Formats of single data sets are found by their entry point (`extensions.py`), those of this distribution in
+`marconi_lab/trace`.
 """
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
 
+from marconi.extensions import TRACE_FORMATS, installed
 from marconi.policy.request import Trace
-from marconi.replay.trace.agent_text import AgentText
 from marconi.replay.trace.artifact import Artifact
-from marconi.replay.trace.azure import Azure
-from marconi.replay.trace.bailian import Bailian
 from marconi.replay.trace.base import Progress, Reader, ReadOptions, ReadProgress, check_used
-from marconi.replay.trace.coding_agent import CodingAgent
 from marconi.replay.trace.mooncake import Mooncake
 from marconi.replay.trace.openai import OpenAI
 from marconi.replay.trace.sglang_log import SGLangLog
-from marconi.replay.trace.sharegpt import ShareGPT
 from marconi.replay.trace.source import Source, source_at
 
-_ORDER: tuple[Reader, ...] = (
-    *(CodingAgent(), ShareGPT(), SGLangLog(), OpenAI()),
-    *(Bailian(), AgentText(), Artifact(), Mooncake(), Azure()),
-)
-_NOT_OF_LINES = ("azure", "coding-agent", "sharegpt")
+_ORDER: tuple[Reader, ...] = (SGLangLog(), OpenAI(), Artifact(), Mooncake())
 _MOST_BYTES = 1 << 28
 """The length of a document's beginning that is looked at for its shape."""
-READERS: dict[str, Reader] = {reader.name: reader for reader in _ORDER}
+
+
+@cache
+def readers() -> Mapping[str, Reader]:
+    """By name; a format of a single data set, which knows its own, is asked first."""
+    beside = [reader for found in installed(TRACE_FORMATS) for reader in found]
+    return MappingProxyType({reader.name: reader for reader in (*beside, *_ORDER)})
 
 
 def read(
@@ -47,18 +49,18 @@ def read(
     damaged or of no known format, a trace without a request, and (as `UnusedOption`) an option that does nothing for
     the format.
     """
-    if format is not None and format not in READERS:
-        raise ValueError(f"format {format!r} is not known, must be one of {', '.join(READERS)}")
+    if format is not None and format not in readers():
+        raise ValueError(f"format {format!r} is not known, must be one of {', '.join(readers())}")
     if not os.fspath(path):
         raise ValueError("the trace must be a file or a folder, got no name")
     options = options or ReadOptions()
     watch = ReadProgress(progress, on_bad, on_remark)
     with source_at(os.fspath(path)) as source:
         head = source.head()
-        found = (reader for reader in READERS.values() if reader.recognises(head))
-        reader = READERS[format] if format is not None else next(found, None)
+        found = (reader for reader in readers().values() if reader.recognises(head))
+        reader = readers()[format] if format is not None else next(found, None)
         if reader is None:
-            raise ValueError(f"{source.place}: of no known format ({', '.join(READERS)})")
+            raise ValueError(f"{source.place}: of no known format ({', '.join(readers())})")
         check_used(reader, options)
         try:
             trace = reader.read(source, options, watch)
@@ -73,7 +75,7 @@ def read(
 
 def check_shape(source: Source, reader: Reader) -> None:
     """`ValueError` where the first document is sound JSON, but not the one object a line that `reader` reads."""
-    if reader.name in _NOT_OF_LINES:
+    if not reader.is_of_lines:
         return
     for document in source.documents():
         text = document.read(_MOST_BYTES).decode(errors="replace").removeprefix("\ufeff").lstrip()

@@ -49,6 +49,7 @@ class Mooncake:
     """Reads Mooncake JSONL."""
 
     name = "mooncake"
+    is_of_lines = True
     uses = frozenset[str]()
 
     def recognises(self, head: FileHeader) -> bool:

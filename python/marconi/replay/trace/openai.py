@@ -34,12 +34,11 @@ import numpy as np
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.api_line import Body, Line, Message, left_out, line_of
-from marconi.replay.trace.arrivals import Pace, session_starts
+from marconi.replay.trace.arrivals import SESSION_RATE, Pace, session_starts
 from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged, placed
 from marconi.replay.trace.chats import Chats, MediaIds, chats, has_mark, joined
 from marconi.replay.trace.decode import clock_s, shown
 from marconi.replay.trace.identity import MAX_ID, DenseIds
-from marconi.replay.trace.sharegpt import SESSION_RATE
 from marconi.replay.trace.source import FileHeader, Source
 from marconi.replay.trace.tokens import ESTIMATED
 
@@ -77,6 +76,7 @@ class OpenAI:
     """Reads logs of an OpenAI-style API."""
 
     name = "openai"
+    is_of_lines = True
     uses = frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer", "time_unit"})
 
     def recognises(self, head: FileHeader) -> bool:

@@ -78,6 +78,7 @@ class SGLangLog:
     """Reads SGLang's log of its requests."""
 
     name = "sglang"
+    is_of_lines = True
     uses = frozenset({"session_rate", "max_sessions", "tokenizer"})
 
     def recognises(self, head: FileHeader) -> bool:

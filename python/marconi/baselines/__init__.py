@@ -1,1 +1,0 @@
-"""Baselines, bounds and block caches: what a replay compares with, and no server offers."""

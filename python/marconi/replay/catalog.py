@@ -1,0 +1,220 @@
+"""Every policy that a replay knows: those that a server offers, and what is installed beside them.
+
+    marconi replay --policy NAME[:NUMBER][@ADMISSION]       lru   marconi-static:0.5   best@judicious:64
+
+The command lines of `replay` and `plan`, the docs and the tests take their names from here. Policies that no server
+offers are found by their entry point (`extensions.py`), those of this distribution in `marconi_lab/catalog.py`.
+`build` makes the target that a replay drives by one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from types import MappingProxyType
+from typing import TypeAlias
+
+from marconi import extensions
+from marconi.policy.base import Costs, Eviction
+from marconi.policy.catalog import (
+    SERVED,
+    SGLANG_MAMBA_RATIO,
+    Policy,
+    PolicyInputs,
+    PolicySpec,
+    Rules,
+    require_host_rule,
+)
+from marconi.policy.eviction.order import Order
+from marconi.policy.host_tier import HostTier, LoadTimes, Tier
+from marconi.policy.hybrid_cache import HybridCache
+from marconi.policy.request import Trace
+from marconi.replay.admission.named import admission_of
+from marconi.replay.int8 import Int8Pools
+from marconi.replay.pools import Pool
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
+from marconi.replay.stock_tier import StockTier
+from marconi.replay.target import Blocks, CacheConfig, ReplayTarget
+from marconi.tree import RadixTree
+
+Another: TypeAlias = Callable[[PolicySpec], ServerReplay]
+"""Makes an empty server of the same memory by another policy."""
+
+
+def _server(hybrid: HybridCache, pools: Pool, scheduling: Scheduling, _another: Another) -> ServerReplay:
+    return ServerReplay(hybrid, pools, scheduling)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPolicy(Policy):
+    """A policy as a replay knows it."""
+
+    blocks: Callable[[int, int, Costs], Blocks] | None = None
+    """Makes a cache of a trace's blocks, of so many bytes and tokens a block, in place of a server."""
+    alternatives: tuple[PolicySpec, ...] = ()
+    """The one with the most hit tokens is the policy."""
+    requires: Callable[[Trace], object] | None = None
+    """Raises `ValueError` for a trace that lacks a field that the policy needs."""
+    server: Callable[[HybridCache, Pool, Scheduling, Another], ServerReplay] = _server
+
+    @classmethod
+    def of(cls, policy: Policy) -> "ReplayPolicy":
+        """A policy that a server offers."""
+        return cls(**{field.name: getattr(policy, field.name) for field in fields(policy)})
+
+    @property
+    def caches_blocks(self) -> bool:
+        """Whether its memory may be a number of blocks."""
+        return self.blocks is not None
+
+    def choices(self, spec: PolicySpec) -> tuple[PolicySpec, ...]:
+        """The policies to replay for `spec`: itself, or each of the alternatives with its admission."""
+        if not self.alternatives:
+            return (spec,)
+        return tuple(replace(choice, admission=spec.admission) for choice in self.alternatives)
+
+    def laid_out(self, config: CacheConfig) -> CacheConfig:
+        """`config` with the policy's own pools where none are asked for; `ValueError` for pools that cannot be."""
+        if config.int8 is not None and config.mamba_ratio is None:
+            return replace(config, mamba_ratio=SGLANG_MAMBA_RATIO)
+        if config.mamba_ratio is None:
+            return replace(config, mamba_ratio=self.mamba_ratio)
+        asked = f"--mamba-full-memory-ratio {config.mamba_ratio:g}"
+        if self.caches_blocks:
+            raise ValueError(
+                f"{asked} splits memory between KV and states, and a block cache has one pool: leave it out"
+            )
+        if not config.has_states:
+            raise ValueError(f"{asked}: the model keeps no states, so there is no split to choose: leave it out")
+        return config
+
+
+@cache
+def known_policies() -> Mapping[str, ReplayPolicy]:
+    """By name, in the order in which they are listed."""
+    beside = [policy for found in extensions.installed(extensions.POLICIES) for policy in found]
+    return MappingProxyType({each.name: each for each in (*map(ReplayPolicy.of, SERVED.values()), *beside)})
+
+
+def resolve_policy(spec: PolicySpec) -> ReplayPolicy:
+    """The policy of that name, its number and admission checked; `ValueError`, with the known names, for others."""
+    policy = known_policies().get(spec.name)
+    if policy is None:
+        raise ValueError(f"unknown policy {spec.name!r}: give one of {', '.join(known_policies())}")
+    policy.number(spec)
+    if spec.admission is not None:
+        try:
+            if policy.caches_blocks:
+                raise ValueError("a block cache takes every block, an admission does not apply")
+            admission_of(spec.admission, unit_tokens=1)
+        except ValueError as error:
+            raise ValueError(f"policy {str(spec)!r}: {error}") from None
+    return policy
+
+
+def rules_of(policy: Policy, inputs: PolicyInputs, admission: str | None = None) -> Rules:
+    """The rules of `policy`, with the admission of that name in place of its own; `ValueError` for an unknown name."""
+    name = policy.admission if admission is None else admission
+    return policy.rules(inputs, None if name is None else admission_of(name, inputs.unit_tokens))
+
+
+def require_possible(spec: PolicySpec, config: CacheConfig) -> None:
+    """`ValueError`, in which `spec` is named, if it cannot be built for `config`; quick, for nothing large is made."""
+    policy = resolve_policy(spec)
+    with _named(spec):
+        if config.int8 is not None:
+            _require_served_in_int8(spec, config)
+        policy.laid_out(config)
+        if config.host is not None and not config.has_states:
+            raise ValueError("--host-memory: the model keeps no states, and the tier is one for states: leave it out")
+        if config.host is not None and policy.caches_blocks:
+            raise ValueError("a block cache has no host tier: leave --host-memory out")
+        if config.host is not None:
+            require_host_rule(policy, known_policies())
+        if policy.blocks is not None:
+            policy.blocks(config.memory_bytes, config.trace.unit_tokens, config.costs)
+            return
+        if spec.admission is not None:
+            admission_of(spec.admission, config.trace.unit_tokens)
+        if policy.requires is not None:
+            policy.requires(config.trace)
+
+
+def _require_served_in_int8(spec: PolicySpec, config: CacheConfig) -> None:
+    """`ValueError` for what a server with checkpoints in int8 does not offer."""
+    if config.host is not None:
+        raise ValueError("--int8-checkpoints: a server refuses it with a host tier: leave --host-memory out")
+    policy = SERVED.get(spec.name)
+    if policy is None:
+        raise ValueError(f"--int8-checkpoints: a server offers it with {', '.join(SERVED)}, and not with this policy")
+    admission = policy.admission if spec.admission is None else spec.admission
+    if admission is not None and not admission_of(admission, config.trace.unit_tokens).plans_ahead:
+        raise ValueError(
+            f"--int8-checkpoints: a server refuses it with this admission, {admission}: take {spec.name}@judicious"
+        )
+
+
+def build(spec: PolicySpec, config: CacheConfig) -> ReplayTarget:
+    """A new target for `spec`, which is not one with alternatives; `ValueError` if it cannot be."""
+    policy = resolve_policy(spec)
+    assert not policy.alternatives, f"{spec} is the best of several: replay its choices"
+    with _named(spec):
+        config = policy.laid_out(config)
+        if policy.blocks is not None:
+            return ReplayTarget(policy.blocks(config.memory_bytes, config.trace.unit_tokens, config.costs))
+        return _prefix_cache(policy, spec, config)
+
+
+def _prefix_cache(policy: ReplayPolicy, spec: PolicySpec, config: CacheConfig) -> ReplayTarget:
+    memory, trace = config.memory(), config.trace
+    inputs = PolicyInputs(
+        costs=config.costs,
+        needs=frozenset({memory.kv_need, memory.state_need}),
+        unit_tokens=trace.unit_tokens,
+        number=policy.number(spec),
+        latency=config.latency,
+        ttft_budget_s=config.slo_s,
+        trace=trace,
+    )
+    rules = rules_of(policy, inputs, spec.admission)
+    rule, admission = rules.eviction, rules.admission
+    tree = RadixTree(trace.unit_tokens, config.max_ghosts)
+    host = _host_tier(policy, inputs, rule, tree, config)
+    has_two_pools = memory.kv_need is not memory.state_need
+    hybrid = HybridCache(tree, admission, Order(rule), turns=rule.turns, host=host, fills_spare=has_two_pools)
+    scheduling = Scheduling.of(admission, trace.unit_tokens)
+    if isinstance(memory, Int8Pools):
+        # SGLang counts no slot for a request that it does not hold.
+        scheduling = replace(scheduling, num_lent_slots=0)
+
+    def another(other: PolicySpec) -> ServerReplay:
+        target = build(replace(other, admission=spec.admission), config)
+        assert isinstance(target.cache, ServerReplay)
+        return target.cache
+
+    server = policy.server(hybrid, memory, scheduling, another)
+    return ReplayTarget(server, mamba_ratio=config.mamba_ratio if config.has_states else None)
+
+
+def _host_tier(
+    policy: Policy, inputs: PolicyInputs, rule: Eviction, tree: RadixTree, config: CacheConfig
+) -> Tier | None:
+    """The tier below `tree`, which `rule` evicts from; None without one."""
+    memory = config.host_memory()
+    if config.host is None or memory is None:
+        return None
+    times = LoadTimes(config.costs, config.latency.seconds, config.host.bytes_per_s)
+    if policy.write_policy is not None:
+        return StockTier(tree, memory, times, policy.write_policy)
+    require_host_rule(policy, known_policies())
+    return HostTier(tree, Order(policy.host_eviction(inputs, rule, times)), memory, times)
+
+
+@contextmanager
+def _named(spec: PolicySpec) -> Iterator[None]:
+    """Put the policy's name before the message of a `ValueError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"policy {str(spec)!r}: {error}") from None
