@@ -25,7 +25,6 @@ def status(**changed: Any) -> dict[str, Any]:
         "state_slots": Use(10, 2, 7),
         "kv_bytes_per_token": 16,
         "state_bytes": 1024,
-        "dead_kv_tokens": 0,
         "num_nodes": 7,
         "num_ghosts": 3,
         "num_states": 7,

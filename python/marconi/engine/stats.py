@@ -179,7 +179,6 @@ class CacheStats:
             joint_bytes=cache.joint_bytes,
             kv_bytes_per_token=cache.costs.kv_bytes_per_token,
             state_bytes=cache.costs.state_bytes,
-            dead_kv_tokens=0,
             num_nodes=tree.num_nodes,
             num_ghosts=len(tree.ghosts),
             num_states=tree.num_states,

@@ -17,11 +17,7 @@ cache:
     settings                  what else decides what is cached, so that a replay can (`marconi validate`)
     split                     how the server divided memory between KV and states, and why; null where a flag divided it
     why_not_planned           why states inside prefills are no longer planned, where a hook has failed, else null
-    advice                    last answer under `--marconi-advice` (`replay/shadow.py`): hit rates under other divisions
-                              of memory, and a sentence; null before the first, and without the flag
     events                    if events are published: how to subscribe to them, and to hash alike (`events/status.py`)
-
-KV that no state can use is not held (`marconi.tree.radix`), so `dead_kv_tokens` is 0 whatever happens.
 """
 
 from dataclasses import asdict, dataclass
@@ -105,7 +101,6 @@ class Status:
     """None if KV and states have separate pools."""
     kv_bytes_per_token: int
     state_bytes: int
-    dead_kv_tokens: int
     num_nodes: int
     num_ghosts: int
     num_states: int
