@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from .disaggregated import Pair
     from .matrix import Choice
 
-StartServer = Callable[[Path, Sequence[str]], ServerProcess]
+StartServer = Callable[..., ServerProcess]
 EntryPoint = Callable[[Sequence[str]], tuple[str, ...]]
+
+# Every server of the tests checks itself when it is idle, and says at once what it did.
+os.environ |= {"MARCONI_CHECK_INVARIANTS": "idle", "MARCONI_REPORT_INTERVAL_S": "0.1"}
 
 POOLS = (
     "--max-total-tokens",
@@ -46,7 +49,7 @@ POOLS = (
     "--max-running-requests",
     "8",
 )
-MARCONI = ("--radix-cache-backend", "marconi", "--marconi-check-invariants", "idle")
+MARCONI = ("--radix-cache-backend", "marconi")
 STRATEGY_ARGS = {
     EXTRA_BUFFER: ("--mamba-radix-cache-strategy", EXTRA_BUFFER),
     NO_BUFFER: ("--mamba-radix-cache-strategy", NO_BUFFER, "--disable-overlap-schedule"),
@@ -93,7 +96,9 @@ def server_args(strategy: str) -> tuple[str, ...]:
 TWO_RANKS = ("--tp-size", "2")
 CONSENSUS = (("SGLANG_ENABLE_RANK_CONSENSUS_CHECKER", "1"),)
 """SGLang's checker ends a server whose ranks decide differently."""
-REPORTING = ("--enable-cache-report", "--enable-metrics", "--marconi-report-interval-s", "0.1")
+BY_REQUESTS = (("MARCONI_TIME", "requests"),)
+"""The cache's contents age by requests, however busy the machine is."""
+REPORTING = ("--enable-cache-report", "--enable-metrics")
 STANDARD = {
     (family, strategy): Launch(f"{family}-{strategy}", family, (*server_args(strategy), *REPORTING), strategy)
     for family in ("gdn", "mamba2")
@@ -288,8 +293,8 @@ def start_server(preload: EntryPoint, tmp_path_factory: pytest.TempPathFactory) 
     numbers = count()
     with ExitStack() as running:
 
-        def start(model: Path, args: Sequence[str]) -> ServerProcess:
-            log_path = logs / f"{next(numbers)}.log"
-            return running.enter_context(ServerProcess(model, args, log_path=log_path, entry_point=preload(LAUNCH)))
+        def start(model: Path, args: Sequence[str], **options: Any) -> ServerProcess:
+            options = {"log_path": logs / f"{next(numbers)}.log", "entry_point": preload(LAUNCH), **options}
+            return running.enter_context(ServerProcess(model, args, **options))
 
         yield start

@@ -109,18 +109,18 @@ _GROUPS: Final = (
         (
             "--marconi-admission chunk-end",
             "--marconi-eviction lru",
-            "--marconi-eviction tail --marconi-ttft-budget-ms 500",
-            "--marconi-alpha 2",
+            "--marconi-eviction tail:0.5",
+            "--marconi-eviction marconi:2",
             "--marconi-events tcp://127.0.0.1:{port}",
         ),
     ),
     _Group(
         0.08,
         (
-            "--marconi-alpha -1",
+            "--marconi-eviction marconi:-1",
             "--marconi-eviction best-of-all",
             "--marconi-ttft-budget-ms 100",
-            "--marconi-events-tokens",
+            "--marconi-eviction tail",
             "--tp-size 3",
             "--page-size 0",
             "--tp-size 2 --attn-dp-size 4",

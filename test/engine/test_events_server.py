@@ -26,14 +26,13 @@ from marconi_cpu.demo.server_process import ServerFailed, ServerProcess
 from rig import vllm_events as vllm
 
 from .client import random_tokens
-from .conftest import MARCONI, EntryPoint, StartServer
+from .conftest import BY_REQUESTS, MARCONI, EntryPoint, StartServer
 from .listener import Listener, Prompt, hold_against, listener, told_by
 from .processes import free_ports
 
 pytestmark = pytest.mark.slow
 
 POOLS = ("--max-total-tokens", "1600", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
-POOLS += ("--marconi-time", "requests")
 NAMES = ((None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant"))
 
 
@@ -46,7 +45,9 @@ def hears_no_removal(event: Event) -> bool:
 def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
     page = ("--page-size", str(request.param), "--chunked-prefill-size", "256")
     events = ("--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}")
-    return start_server(models["gdn"], [*MARCONI, *POOLS, *page, *events, "--served-model-name", "tiny"])
+    return start_server(
+        models["gdn"], [*MARCONI, *POOLS, *page, *events, "--served-model-name", "tiny"], env=dict(BY_REQUESTS)
+    )
 
 
 @pytest.fixture

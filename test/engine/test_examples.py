@@ -313,7 +313,7 @@ def read_by_its_program(words: list[str], server_parser: ServerParser) -> None:
     start = next((at for at, word in enumerate(words) if word.startswith("--") or word == "..."), len(words))
     given = [part for word in words[start:] for part in (("--model-path", "MODEL") if word == "..." else (word,))]
     args = server_parser.parse_args(given)
-    for spec in flags.SPECS:
+    for spec in flags.FLAGS:
         text = getattr(args, spec.option.removeprefix("--").replace("-", "_"))
         if text is not None and spec.field != "events_keys":  # a file that a reader has
             spec.read(text)
@@ -413,11 +413,14 @@ def spelled(value: object) -> str:
 
 
 def misprinted(text: str) -> list[str]:
-    """The flags of which the table on serving has another environment variable, default or choices, or lacks."""
+    """The flags of which the tables on serving have another environment variable, default or choices, or lack."""
     table = re.findall(r"^\| `(--marconi-[a-z-]+) ([^`]*)` \| `(MARCONI_\w+)` \| (.*?) \|", text, re.MULTILINE)
     shown = {option: (env, default.replace("`", ""), metavar) for option, metavar, env, default in table}
-    found = [option for option in shown if option not in {spec.option for spec in flags.SPECS}]
-    for spec in flags.SPECS:
+    alone = re.findall(r"^\| `(MARCONI_\w+)` \| `(\w+)` \|", text, re.MULTILINE)
+    found = [option for option in shown if option not in {spec.option for spec in flags.FLAGS}]
+    variables = {spec.env: spelled(getattr(flags.Flags(), spec.field)) for spec in flags.SPECS if not spec.is_flag}
+    found += [name for name in {*variables, *dict(alone)} if dict(alone).get(name) != variables.get(name)]
+    for spec in flags.FLAGS:
         env, default, metavar = shown.get(spec.option, ("", "", ""))
         is_default = re.match(re.escape(spelled(getattr(flags.Flags(), spec.field))) + r"(?:ne)?\b", default)
         if env != spec.env or not is_default or (metavar.startswith("{") and metavar != spec.metavar):
@@ -429,8 +432,12 @@ def test_the_page_on_serving_lists_every_flag_with_its_environment_variable_and_
     text = (EXAMPLES.parent / "serving.md").read_text()
     assert misprinted(text) == []
     assert misprinted(text.replace("`10000000`", "`1000000`")) == ["--marconi-ghost-tokens"]
-    assert misprinted(text.replace("{seconds,requests}", "{seconds,ticks}")) == ["--marconi-time"]
-    assert misprinted(text.replace("`--marconi-alpha N", "`--marconi-beta N")) == ["--marconi-beta", "--marconi-alpha"]
+    assert misprinted(text.replace("{off,on,text}", "{off,on}")) == ["--marconi-explain"]
+    assert misprinted(text.replace("`MARCONI_TIME` | `seconds`", "`MARCONI_TIME` | `requests`")) == ["MARCONI_TIME"]
+    assert misprinted(text.replace("`--marconi-save", "`--marconi-keep")) == [
+        "--marconi-keep-dir",
+        "--marconi-save-dir",
+    ]
 
 
 def test_a_flag_and_a_value_that_are_not_read_are_found(server_parser: ServerParser) -> None:

@@ -62,7 +62,7 @@ def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) ->
     other = answer(server.url, [*prompt[:200], *random_tokens(501, 100)])
     assert causes(other) == {"no_state": 200 - other["cached_tokens"], "first_seen": 99, "last_token": 1}
     assert "diverged at token 200, no state kept; 99: first seen" in other[EXPLAIN]["line"]
-    assert "diverged" not in other[EXPLAIN], "no tokens without --marconi-explain-text"
+    assert "diverged" not in other[EXPLAIN], "no tokens without --marconi-explain text"
     salted = answer(server.url, [*prompt, *random_tokens(504, 20)], extra_key="another", rid="another")
     assert causes(salted) == {"first_seen": 319, "last_token": 1}, "a client learns nothing of others"
     (rank,) = httpx.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]

@@ -23,7 +23,7 @@ MAX_KV_TOKENS = 1500
 
 
 EVICTION_ARGS = {
-    EXTRA_BUFFER: ("--marconi-eviction", "tail", "--marconi-ttft-budget-ms", "20"),
+    EXTRA_BUFFER: ("--marconi-eviction", "tail:0.02"),
     NO_BUFFER: ("--marconi-eviction", "marconi"),
 }
 """A rule that uses learned prefill times, and the paper's."""

@@ -228,7 +228,7 @@ def test_a_small_model_may_draft_beside_a_host_tier(
 ) -> None:
     """Its KV has a pool of its own, on the host as well."""
     drafts = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(attention_model))
-    drafts += ("--marconi-check-invariants", "idle", "--context-length", "4096", *NEXTN[2:])
+    drafts += ("--context-length", "4096", *NEXTN[2:])
     launch = alone("gdn-STANDALONE", "gdn", *drafts, beside="overlapping_server.py")
     with faulty(launch, models, preload, tmp_path) as (server, _):
         exchanges = conversations(server.url)

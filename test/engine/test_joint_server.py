@@ -11,7 +11,7 @@ from marconi_cpu.demo.server_process import ServerFailed, ServerProcess
 
 from .breaking import broken_states
 from .client import generate, random_tokens
-from .conftest import CONSENSUS, MARCONI, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch
+from .conftest import BY_REQUESTS, CONSENSUS, MARCONI, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch
 from .matrix import SERVER
 from .reference import Reference
 from .scenarios import Exchange
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 
 POOL = (
     *("--enable-unified-memory", "--max-total-tokens", "1200", "--max-mamba-cache-size", "16"),
-    *("--max-running-requests", "3", "--chunked-prefill-size", "256", "--marconi-time", "requests"),
+    *("--max-running-requests", "3", "--chunked-prefill-size", "256"),
 )
-LAUNCHES = (Launch("joint", "gdn", (*MARCONI, *POOL, "--enable-metrics"), entry_point=SERVER),)
+LAUNCHES = (Launch("joint", "gdn", (*MARCONI, *POOL, "--enable-metrics"), env=BY_REQUESTS, entry_point=SERVER),)
 
 
 def ask(url: str) -> list[Exchange]:

@@ -18,6 +18,7 @@ from marconi.engine.flags import BACKEND
 from marconi.engine.touch import Group, Kind, Touch, is_hooked, require_hooked
 from marconi.engine.version import OVERRIDE_ENV, Refusal, require_verified
 from marconi.events.address import Keys, TcpAddress
+from marconi.policy.catalog import PolicySpec
 from marconi.policy.eviction.utility import ALPHA
 
 from .processes import free_ports
@@ -63,48 +64,50 @@ def test_help_shows_every_flag_with_its_default_and_environment_twin(capsys: pyt
     with pytest.raises(SystemExit):
         parse("--help")
     shown = " ".join(capsys.readouterr().out.split())
-    for spec in flags.SPECS:
+    for spec in flags.FLAGS:
         assert spec.option in shown
         assert f"Environment: {spec.env}." in shown
-    assert "SECONDS" in shown
+    assert "tail:SECONDS" in shown
+    assert not [option for option in flags.REPLACED if f"{option} " in shown]
 
 
 def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[str, Path]) -> None:
     parse(
         *("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port()),
-        *("--marconi-report-interval-s", "2.5", "--marconi-check-invariants", "idle"),
+        *("--marconi-ghost-tokens", "25", "--marconi-eviction", "marconi:2", "--marconi-explain"),
     )
-    assert flags.from_environ(os.environ) == flags.Flags(check_invariants=flags.Check.IDLE, report_interval_s=2.5)
+    given = flags.Flags(PolicySpec("marconi", "2"), ghost_tokens=25, explanations=flags.Explain.ON)
+    assert flags.from_environ(os.environ) == given
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--marconi-check-invariants", "often"), "--marconi-check-invariants: must be one of off, idle, got 'often'"),
+        (("--marconi-admission", "often"), "--marconi-admission: must be one of judicious, chunk-end, got 'often'"),
         *(
             (
                 ("--marconi-eviction", name),
-                f"--marconi-eviction: must be one of lru, marconi, tail, best, got '{name}'; all others run only in "
-                "marconi replay",
+                "--marconi-eviction: must be one of lru, marconi[:ALPHA], tail:SECONDS, best, got "
+                f"'{name}'; all others run only in marconi replay",
             )
             for name in ("lru-joint", "seglen", "coverage", "gdsf")
         ),
-        (
-            ("--marconi-report-interval-s", "-1"),
-            "--marconi-report-interval-s: must be a number of seconds, at least 0, got '-1'",
+        (("--marconi-ghost-tokens", "-1"), "--marconi-ghost-tokens: must be a number of tokens, at least 0, got '-1'"),
+        *(
+            (("--marconi-eviction", text), f"--marconi-eviction: must be {form}, got '{text}'")
+            for text, form in (
+                ("marconi:-1", "marconi[:ALPHA], a number, 0 or more"),
+                ("marconi:nan", "marconi[:ALPHA], a number, 0 or more"),
+                ("lru:2", "lru"),
+                ("tail", "tail:SECONDS, a number above 0"),
+                ("tail:0", "tail:SECONDS, a number above 0"),
+                ("tail:soon", "tail:SECONDS, a number above 0"),
+            )
         ),
-        (("--marconi-report-interval-s", "nan"), "must be a number of seconds, at least 0, got 'nan'"),
-        (("--marconi-alpha", "-1"), "--marconi-alpha: must be a number, at least 0, got '-1'"),
-        (
-            ("--marconi-alpha", "2", "--marconi-eviction", "lru"),
-            "--marconi-alpha: --marconi-eviction must be marconi, got lru",
-        ),
-        (("--marconi-eviction", "tail"), "--marconi-eviction tail requires --marconi-ttft-budget-ms"),
-        (("--marconi-ttft-budget-ms", "100"), "--marconi-ttft-budget-ms: --marconi-eviction must be tail, got best"),
-        (
-            ("--marconi-ttft-budget-ms", "0"),
-            "--marconi-ttft-budget-ms: must be a number of milliseconds above 0, got '0'",
-        ),
+        (("--marconi-alpha", "2"), "--marconi-alpha is gone: use --marconi-eviction marconi:ALPHA"),
+        (("--marconi-ttft-budget-ms", "100"), "--marconi-ttft-budget-ms is gone: use --marconi-eviction tail:SECONDS"),
+        (("--marconi-explain-text",), "--marconi-explain-text is gone: use --marconi-explain text"),
+        (("--marconi-time", "requests"), "--marconi-time is gone: use the environment variable MARCONI_TIME"),
         (("--enable-lmcache",), "--enable-lmcache and --radix-cache-backend marconi are two caches"),
         (
             ("--marconi-events", "tcp://*:5557"),
@@ -117,7 +120,7 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
             ("--marconi-events-keys", "/no/keys"),
             "--marconi-events-keys: /no/keys: must be a .key_secret of pyzmq, got no CURVE certificate (Invalid",
         ),
-        (("--marconi-events-tokens",), "--marconi-events-tokens has no effect without --marconi-events: give"),
+        (("--marconi-events-tokens",), "--marconi-events-tokens is gone: use the environment variable MARCONI_EVENTS_"),
         (
             ("--marconi-record", "/no/folder/served"),
             "--marconi-record: must be a file in a folder that the server can write to, got '/no/folder/served'",
@@ -128,16 +131,11 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
             ("--marconi-save-dir", "/dev/null/x"),
             "--marconi-save-dir: must be a folder that the server can write to, got",
         ),
-        (("--marconi-explain-text", "yes"), "--marconi-explain-text: must be one of off, on, got 'yes'"),
+        (("--marconi-explain", "yes"), "--marconi-explain: must be one of off, on, text, got 'yes'"),
         (
-            ("--marconi-explain-text", "--marconi-explain", "off"),
-            "--marconi-explain-text has no effect with --marconi-explain off: leave one of the two out",
+            ("--marconi-explain", "text", "--tokenizer-worker-num", "2"),
+            "--marconi-explain text: --tokenizer-worker-num must be 1, got 2: processes without this plugin would log",
         ),
-        (
-            ("--marconi-explain-text", "--tokenizer-worker-num", "2"),
-            "--marconi-explain-text: --tokenizer-worker-num must be 1, got 2: processes without this plugin would log",
-        ),
-        (("--marconi-events-tokens", "yes"), "--marconi-events-tokens: must be one of off, on, got 'yes'"),
         (
             ("--marconi-events", "tcp://127.0.0.1:5557", "--disable-radix-cache"),
             "--disable-radix-cache leaves --radix-cache-backend marconi nothing to do: give one of them",
@@ -203,14 +201,15 @@ def test_events_of_replicas_come_first_and_their_replays_behind_them(rank: int, 
     ("environ", "eviction", "alpha"),
     [
         ({}, "best", ALPHA),
-        ({"MARCONI_ALPHA": "0.5"}, "marconi", 0.5),
+        ({"MARCONI_EVICTION": "marconi:0.5"}, "marconi", 0.5),
         ({"MARCONI_EVICTION": "marconi"}, "marconi", ALPHA),
-        ({"MARCONI_EVICTION": "tail", "MARCONI_TTFT_BUDGET_MS": "250"}, "tail", ALPHA),
+        ({"MARCONI_EVICTION": "tail:0.25"}, "tail", ALPHA),
     ],
 )
-def test_an_alpha_asks_for_the_rule_that_has_one(environ: dict[str, str], eviction: str, alpha: float) -> None:
+def test_a_rules_number_stands_behind_its_name(environ: dict[str, str], eviction: str, alpha: float) -> None:
     policy = flags.from_environ(environ).policy
     assert (policy.eviction, policy.alpha) == (eviction, alpha)
+    assert policy.ttft_budget_s == (0.25 if eviction == "tail" else None)
 
 
 def test_a_bad_environment_twin_is_refused_in_one_line(
@@ -224,8 +223,8 @@ def test_a_bad_environment_twin_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--marconi-chek-invariants", "idle"), "error: unrecognized arguments: --marconi-chek-invariants idle"),
-        (("--marconi-check-invariants",), "error: argument --marconi-check-invariants: expected one argument"),
+        (("--marconi-evicton", "lru"), "error: unrecognized arguments: --marconi-evicton lru"),
+        (("--marconi-eviction",), "error: argument --marconi-eviction: expected one argument"),
     ],
 )
 def test_a_flag_that_cannot_be_parsed_is_named_by_sglangs_parser(

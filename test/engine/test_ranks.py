@@ -169,8 +169,9 @@ def test_ranks_that_are_alike_start() -> None:
             "--marconi-eviction must be the same on all ranks, got best on node-0 (rank 0) and lru on node-1 (rank 2)",
         ),
         (
-            {"--marconi-alpha": "2"},
-            "--marconi-alpha must be the same on all ranks, got not set on node-0 (rank 0) and 2 on node-1 (rank 2)",
+            {"--marconi-explain": "off"},
+            "--marconi-explain must be the same on all ranks, got not set on node-0 (rank 0) "
+            "and off on node-1 (rank 2)",
         ),
         (
             {"the number of KV tokens": "4000"},

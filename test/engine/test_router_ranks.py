@@ -30,7 +30,7 @@ RANKS = {
 @pytest.fixture(scope="module", params=RANKS)
 def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
     events = ("--marconi-events", f"tcp://127.0.0.1:{free_ports(4)}")
-    reports = ("--enable-cache-report", "--enable-metrics", "--marconi-report-interval-s", "0.1")
+    reports = ("--enable-cache-report", "--enable-metrics")
     return start_server(models["gdn"], [*server_args(EXTRA_BUFFER), *reports, *events, *RANKS[request.param]])
 
 

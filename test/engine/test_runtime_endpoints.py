@@ -34,7 +34,7 @@ HOST = Launch(
         *("--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE), "--admin-api-key", ADMIN_KEY),
         *("--enable-hierarchical-cache", "--hicache-ratio", "2"),
         *("--hicache-io-backend", "direct", "--hicache-mem-layout", "page_first_direct"),
-        *("--marconi-explain-text", "--log-requests", "--log-requests-level", "1"),
+        *("--marconi-explain", "text", "--log-requests", "--log-requests-level", "1"),
     ),
     entry_point=LATE_COPIES,
 )

@@ -18,7 +18,7 @@ from marconi.engine.persistence import files
 from marconi.process import LAUNCH
 
 from .client import Completion, generate, random_tokens
-from .conftest import STANDARD, EntryPoint, Launch
+from .conftest import BY_REQUESTS, STANDARD, EntryPoint, Launch
 from .processes import is_gone
 from .scenarios import EXTRA_BUFFER
 
@@ -26,8 +26,8 @@ NUM_CONVERSATIONS = 20
 NUM_TURNS = 2
 """After the restart: 40 prompts."""
 LEAST_HITS = 0.95
-HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "3", "--marconi-check-invariants", "idle")
-ONE_POOL = ("--enable-unified-memory", "--marconi-check-invariants", "idle")
+HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "3")
+ONE_POOL = ("--enable-unified-memory",)
 STOPS_WITHIN_S = 60.0
 
 
@@ -101,9 +101,9 @@ def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
     family: str, memory: tuple[str, ...], models: dict[str, Path], preload: EntryPoint, tmp_path: Path
 ) -> None:
     base = STANDARD[family, EXTRA_BUFFER]
-    common = (*base.args, *memory, "--marconi-time", "requests")
+    common = (*base.args, *memory)
     folder = tmp_path / "saved"
-    launch = Launch("saved", family, (*common, "--marconi-save-dir", str(folder)))
+    launch = Launch("saved", family, (*common, "--marconi-save-dir", str(folder)), env=BY_REQUESTS)
 
     def restarted(name: str, num_turns: int = 1) -> tuple[list[Completion], str]:
         """Answers after the restart, and the log."""
@@ -114,7 +114,7 @@ def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
             answers = traffic.turns(running.url, 1, num_turns)
         return answers, log.read_text(errors="replace")
 
-    never_stopped = Launch("never-stopped", family, common)
+    never_stopped = Launch("never-stopped", family, common, env=BY_REQUESTS)
     with never_stopped.process(models, tmp_path / "never", entry_point=preload(LAUNCH)) as running:
         traffic = Traffic()
         before = traffic.turns(running.url, 0, 1)

@@ -164,12 +164,19 @@ def test_a_rule_that_ranks_by_requests_is_refused_with_a_host_tier_alone(evictio
     """`tail`, which would else fail at the first copy."""
     server_args = ServerArgs("model", enable_hierarchical_cache=True, mamba_radix_cache_strategy="extra_buffer")
     with_tier = Facts(is_hybrid=True, has_host_tier=True)
-    found = list(service.against_cache(server_args, Flags(eviction), with_tier))
+    found = list(service.against_cache(server_args, Flags(catalog.PolicySpec(eviction)), with_tier))
     assert len(found) == (eviction == "tail")
     for line in found:
         assert line.startswith("--marconi-eviction tail is not supported with --enable-hierarchical-cache: ")
         assert line.endswith("; it must be one of lru, marconi, best")
-    assert list(service.against_cache(server_args, Flags(eviction), replace(with_tier, has_host_tier=False))) == []
+    assert (
+        list(
+            service.against_cache(
+                server_args, Flags(catalog.PolicySpec(eviction)), replace(with_tier, has_host_tier=False)
+            )
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(

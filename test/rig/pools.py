@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from marconi.engine import upstream
-from marconi.engine.flags import BACKEND, Flags
+from marconi.engine.flags import BACKEND, Explain, Flags
 from marconi.engine.host.link import LinkSpeed
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.speculation import EndStateSource
@@ -181,7 +181,8 @@ def marconi_rank(
     made = TieredRadixCache if host.host_ratio else MarconiRadixCache
 
     def make(params: Any) -> "MarconiRadixCache":
-        cache = made(params, choice, costs, Flags(explain=host.explains, save_dir=host.save_dir), first_rank, log, ends)
+        given = Flags(explanations=Explain.ON if host.explains else Explain.OFF, save_dir=host.save_dir)
+        cache = made(params, choice, costs, given, first_rank, log, ends)
         if isinstance(cache, TieredRadixCache):
             # Measured, it would be another in every run.
             cache.link = LINK

@@ -1,4 +1,4 @@
-"""Tokens on both sides of a divergence, from the cache to whoever may read them, under `--marconi-explain-text`.
+"""Tokens on both sides of a divergence, from the cache to whoever may read them, under `--marconi-explain text`.
 
 the scheduler                    the tokens, of the request's own name space       (`policy/divergence.py`)
 the process that answers HTTP    takes them from the answer before SGLang builds its meta-information, which it

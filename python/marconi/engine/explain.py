@@ -42,7 +42,7 @@ class Explained(NamedTuple):
     trail: Trail | None = None
     """None for a request that is served uncached."""
     diverged: Divergence | None = None
-    """None unless `--marconi-explain-text` allows it; never part of `as_dict`."""
+    """None unless `--marconi-explain text` allows it; never part of `as_dict`."""
 
     def as_dict(self, now_s: float) -> dict[str, Any]:
         """The values for JSON; ages are in seconds at `now_s`, of the cache's clock."""

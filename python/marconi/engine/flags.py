@@ -1,7 +1,8 @@
-"""The `--marconi-...` flags, one table: option, environment twin, unit, default.
+"""The `--marconi-...` flags and the variables beside them, one table: option, environment twin, unit, default.
 
 SGLang spawns its processes, and an offline `sglang.Engine` has no command line, so flags are passed by the
-environment: the parsed command line is written to it, and every process reads `from_environ`.
+environment: the parsed command line is written to it, and every process reads `from_environ`. What only tests,
+demonstrations and consumers of their own set is a variable alone.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any, Final
 from marconi.engine.policies import ADMISSIONS, JUDICIOUS, PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.events.address import Keys, TcpAddress, require_private
-from marconi.policy.catalog import SERVED
+from marconi.policy.catalog import SERVED, PolicySpec
 from marconi.policy.eviction.utility import ALPHA
 
 BACKEND: Final = "marconi"
@@ -29,6 +30,15 @@ class Check(StrEnum):
 
     OFF = "off"
     IDLE = "idle"
+
+
+class Explain(StrEnum):
+    """Whether the cache notes why requests missed."""
+
+    OFF = "off"
+    ON = "on"
+    TEXT = "text"
+    """With tokens where a prompt diverges."""
 
 
 class Time(StrEnum):
@@ -43,9 +53,7 @@ class Time(StrEnum):
 class Flags:
     """The backend's flags, as the operator gave them."""
 
-    eviction: str = "best"
-    alpha: float = ALPHA
-    ttft_budget_ms: float | None = None
+    eviction: PolicySpec = PolicySpec("best")  # noqa: RUF009 - frozen
     admission: str = JUDICIOUS
     ghost_tokens: int = 10_000_000
     check_invariants: Check = Check.OFF
@@ -55,8 +63,7 @@ class Flags:
     """Where the first rank publishes; None for no events."""
     events_keys: Keys | None = None
     events_tokens: bool = False
-    explain: bool = True
-    explain_text: bool = False
+    explanations: Explain = Explain.ON
     record: Path | None = None
     """Where the first rank records what was served; None for nowhere."""
     save_dir: Path | None = None
@@ -65,18 +72,29 @@ class Flags:
     @property
     def policy(self) -> PolicyChoice:
         """The policies chosen by the flags."""
+        name, number = self.eviction.name, SERVED[self.eviction.name].number(self.eviction)
         return PolicyChoice(
-            self.eviction,
-            self.alpha,
-            None if self.ttft_budget_ms is None else self.ttft_budget_ms / 1000,
+            name,
+            number if name == "marconi" else ALPHA,
+            number if name == "tail" else None,
             self.admission,
             max_ghost_tokens=self.ghost_tokens,
         )
 
+    @property
+    def explain(self) -> bool:
+        """Whether it is noted why requests missed."""
+        return self.explanations is not Explain.OFF
+
+    @property
+    def explain_text(self) -> bool:
+        """Whether tokens are shown where a prompt diverges."""
+        return self.explanations is Explain.TEXT
+
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """One flag: the field of `Flags` that it fills, its spelling, and the reader of its text."""
+    """One flag: the field of `Flags` that it fills, its spelling, and the reader of its text; or a variable alone."""
 
     field: str
     option: str
@@ -87,6 +105,8 @@ class _Spec:
     """The default in words, if the field's own is not enough."""
     bare: str | None = None
     """The value of the option given without one; None if it requires a value."""
+    is_flag: bool = True
+    """False for a variable that no flag sets."""
 
     @property
     def env(self) -> str:
@@ -104,10 +124,23 @@ def _one_of(names: Collection[str], text: str) -> str:
     return text
 
 
-def _eviction(text: str) -> str:
-    if text not in SERVED:
-        raise ValueError(f"must be one of {', '.join(SERVED)}, got {text!r}; all others run only in marconi replay")
-    return text
+_EVICTIONS: Final = {"lru": "lru", "marconi": "marconi[:ALPHA]", "tail": "tail:SECONDS", "best": "best"}
+_NUMBERS: Final = {"marconi": ", a number, 0 or more", "tail": ", a number above 0"}
+
+
+def _eviction(text: str) -> PolicySpec:
+    name, colon, number = text.partition(":")
+    if name not in SERVED:
+        forms = ", ".join(_EVICTIONS.values())
+        raise ValueError(f"must be one of {forms}, got {text!r}; all others run only in marconi replay")
+    spec = PolicySpec(name, number if colon else None)
+    try:
+        chosen = SERVED[name].number(spec)
+    except ValueError:
+        chosen = -1.0
+    if chosen < 0 or (name == "tail" and not chosen > 0):
+        raise ValueError(f"must be {_EVICTIONS[name]}{_NUMBERS.get(name, '')}, got {text!r}")
+    return spec
 
 
 def _check(text: str) -> Check:
@@ -141,18 +174,8 @@ def _tokens(text: str) -> int:
     return int(tokens)
 
 
-def _milliseconds(text: str) -> float:
-    milliseconds = _finite(float, text)
-    if not milliseconds > 0:
-        raise ValueError(f"must be a number of milliseconds above 0, got {text!r}")
-    return milliseconds
-
-
-def _alpha(text: str) -> float:
-    alpha = _finite(float, text)
-    if not alpha >= 0:
-        raise ValueError(f"must be a number, at least 0, got {text!r}")
-    return alpha
+def _explain(text: str) -> Explain:
+    return Explain(_one_of([*Explain], text))
 
 
 def _keys(text: str) -> Keys:
@@ -187,26 +210,12 @@ SPECS = (
     _Spec(
         "eviction",
         "--marconi-eviction",
-        f"{{{','.join(SERVED)}}}",
-        "Which states to evict first when KV or state slots run short.",
+        "NAME[:NUMBER]",
+        "Which states to evict first when KV or state slots run short: best, lru, marconi[:ALPHA] (how many times the "
+        "age at which states are evicted the dearest one outlives the cheapest; 4, and 0 is LRU), or tail:SECONDS (as "
+        "many conversations as it can keep within this time to first token).",
         _eviction,
-        "best; marconi where an alpha is given",
-    ),
-    _Spec(
-        "alpha",
-        "--marconi-alpha",
-        "NUMBER",
-        "Weight of FLOPs saved per byte against recency under --marconi-eviction marconi: how many times the age at "
-        "which states are evicted the dearest one outlives the cheapest; 0 is LRU.",
-        _alpha,
-    ),
-    _Spec(
-        "ttft_budget_ms",
-        "--marconi-ttft-budget-ms",
-        "MS",
-        "Acceptable time to first token in milliseconds: --marconi-eviction tail keeps as many conversations within "
-        "it as it can.",
-        _milliseconds,
+        "best",
     ),
     _Spec(
         "admission",
@@ -231,6 +240,7 @@ SPECS = (
         "When to check that tree, locks and budgets agree: never, or each time the scheduler becomes idle (takes time "
         "in proportion to the tree).",
         _check,
+        is_flag=False,
     ),
     _Spec(
         "report_interval_s",
@@ -238,6 +248,7 @@ SPECS = (
         "SECONDS",
         "Least time between two log lines with the hit rate and the use of both pools; 0 disables them.",
         _seconds,
+        is_flag=False,
     ),
     _Spec(
         "time",
@@ -247,6 +258,7 @@ SPECS = (
         "The same requests then give the same hits in every run, however busy the machine is: for demonstrations and "
         "tests.",
         _time,
+        is_flag=False,
     ),
     _Spec(
         "events",
@@ -272,27 +284,17 @@ SPECS = (
         "Whether events carry tokens, salts and adapters beside hashes, for consumers that compute their own hashes: "
         "this exposes users' texts.",
         _switch,
-        "off; on where no value is given",
-        bare="on",
+        "off",
+        is_flag=False,
     ),
     _Spec(
-        "explain",
+        "explanations",
         "--marconi-explain",
-        f"{{{','.join(_SWITCH)}}}",
+        f"{{{','.join(Explain)}}}",
         "Whether to note why each request missed: for the answer to one that asks, GET /marconi/requests and the "
-        "metrics by cause.",
-        _switch,
-        "on",
-        bare="on",
-    ),
-    _Spec(
-        "explain_text",
-        "--marconi-explain-text",
-        f"{{{','.join(_SWITCH)}}}",
-        "Whether GET /marconi/requests, and the answer to a request that asks why it missed, show tokens where its "
-        "prompt diverges from what its name space knows: this exposes users' texts to others of the same name space.",
-        _switch,
-        "off; on where no value is given",
+        "metrics by cause; or also to show tokens there, where a prompt diverges from what its name space knows: this "
+        "exposes users' texts to others of the same name space.",
+        _explain,
         bare="on",
     ),
     _Spec(
@@ -314,15 +316,22 @@ SPECS = (
         "none",
     ),
 )
-REPLACED: Final = {"--marconi-advice": "--marconi-record FILE, and `marconi plan FILE` of what it has recorded"}
-"""Flags of earlier versions, and what to use in their place."""
+FLAGS: Final = tuple(spec for spec in SPECS if spec.is_flag)
+REPLACED: Final = {
+    "--marconi-advice": "--marconi-record FILE, and `marconi plan FILE` of what it has recorded",
+    "--marconi-alpha": "--marconi-eviction marconi:ALPHA",
+    "--marconi-ttft-budget-ms": "--marconi-eviction tail:SECONDS",
+    "--marconi-explain-text": "--marconi-explain text",
+    **{spec.option: f"the environment variable {spec.env}" for spec in SPECS if not spec.is_flag},
+}
+"""Flags of earlier versions, and their successors."""
 _DEFAULTS = {field.name: field.default for field in fields(Flags)}
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
     """Add the flags to SGLang's own parser as text, for `take_from` to read with one-line errors."""
     group = parser.add_argument_group("marconi", "Prefix caching for hybrid models (--radix-cache-backend marconi)")
-    for spec in SPECS:
+    for spec in FLAGS:
         default = spec.default or _DEFAULTS[spec.field]
         group.add_argument(
             spec.option,
@@ -338,14 +347,14 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 def given(args: argparse.Namespace) -> dict[str, str]:
     """The text of each flag on a parsed command line, by option."""
-    options = (*(spec.option for spec in SPECS), *REPLACED)
+    options = (*(spec.option for spec in FLAGS), *REPLACED)
     texts = {option: getattr(args, option.removeprefix("--").replace("-", "_"), None) for option in options}
     return {option: text for option, text in texts.items() if text is not None}
 
 
 def texts_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The text of each flag in `environ`, by option."""
-    return {spec.option: environ[spec.env] for spec in SPECS if spec.env in environ}
+    """The text of each flag and variable in `environ`, by option or name."""
+    return {spec.option if spec.is_flag else spec.env: environ[spec.env] for spec in SPECS if spec.env in environ}
 
 
 def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Flags:
@@ -355,7 +364,7 @@ def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Fl
     """
     texts = given(args)
     _require_current(texts)
-    for spec in SPECS:
+    for spec in FLAGS:
         if spec.option in texts:
             _read(spec, texts[spec.option], spec.option)
             environ[spec.env] = texts[spec.option]
@@ -364,12 +373,11 @@ def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Fl
 
 def from_environ(environ: Mapping[str, str]) -> Flags:
     """Read the flags from the environment; raises `Refusal` naming variable and value."""
-    _require_current([option for option in REPLACED if _env(option) in environ])
+    current = {spec.env for spec in SPECS}
+    _require_current([option for option in REPLACED if (env := _env(option)) in environ and env not in current])
     values = {spec.field: _read(spec, environ[spec.env], spec.env) for spec in SPECS if spec.env in environ}
-    if "alpha" in values and "eviction" not in values:
-        values["eviction"] = "marconi"
     read = Flags(**values)
-    _require_consistent(read, values.keys())
+    _require_events(read)
     return read
 
 
@@ -385,19 +393,6 @@ def _require_current(options: Collection[str]) -> None:
             raise Refusal(f"{option} is gone: use {used}")
 
 
-def _require_consistent(flags: Flags, given: Collection[str]) -> None:
-    """Raise `Refusal` for a flag that has no effect, or requires another."""
-    if "alpha" in given and flags.eviction != "marconi":
-        raise Refusal(f"--marconi-alpha: --marconi-eviction must be marconi, got {flags.eviction}")
-    if flags.eviction == "tail" and flags.ttft_budget_ms is None:
-        raise Refusal("--marconi-eviction tail requires --marconi-ttft-budget-ms")
-    if flags.ttft_budget_ms is not None and flags.eviction != "tail":
-        raise Refusal(f"--marconi-ttft-budget-ms: --marconi-eviction must be tail, got {flags.eviction}")
-    if flags.explain_text and not flags.explain:
-        raise Refusal("--marconi-explain-text has no effect with --marconi-explain off: leave one of the two out")
-    _require_events(flags)
-
-
 def _require_events(flags: Flags) -> None:
     """Raise `Refusal` for events that other hosts could read, or for flags of events without events."""
     if flags.events is not None:
@@ -406,11 +401,8 @@ def _require_events(flags: Flags) -> None:
         except ValueError as error:
             raise Refusal(f"--marconi-events {error} (--marconi-events-keys)") from None
         return
-    for option, is_given in (("keys", flags.events_keys is not None), ("tokens", flags.events_tokens)):
-        if is_given:
-            raise Refusal(
-                f"--marconi-events-{option} has no effect without --marconi-events: give it, or leave this out"
-            )
+    if flags.events_keys is not None:
+        raise Refusal("--marconi-events-keys has no effect without --marconi-events: give it, or leave this out")
 
 
 def _read(spec: _Spec, text: str, source: str) -> Any:

@@ -93,7 +93,7 @@ def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
     yield from _said(lambda: require_host_room(server_args))
     if given.explain_text and server_args.tokenizer_worker_num > 1:
         yield (
-            f"--marconi-explain-text: --tokenizer-worker-num must be 1, got {server_args.tokenizer_worker_num}: "
+            f"--marconi-explain text: --tokenizer-worker-num must be 1, got {server_args.tokenizer_worker_num}: "
             "processes without this plugin would log the tokens"
         )
     if given.events is None:
@@ -132,7 +132,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
         yield from _said(lambda: require_plain(server_args, facts.admission(given)))
     if facts.has_host_tier:
         yield from _said(lambda: require_two_pools(facts.has_one_pool))
-        yield from _said(lambda: require_host_rule(given.eviction))
+        yield from _said(lambda: require_host_rule(given.eviction.name))
         yield from _said(lambda: require_loadable_drafts(server_args.speculative_algorithm))
     if facts.has_one_pool:
         yield from _said(lambda: require_planned_states(facts.admission(given)))

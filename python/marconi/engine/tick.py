@@ -50,7 +50,7 @@ REQUEST_S: Final = 0.25
 
 
 class RequestClock:
-    """A quarter of a second for each request that has begun (`--marconi-time requests`)."""
+    """A quarter of a second for each request that has begun (`MARCONI_TIME=requests`)."""
 
     def __init__(self) -> None:
         self.num_begun = 0

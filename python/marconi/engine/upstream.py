@@ -110,7 +110,7 @@ REQUESTS = Group(
 
 TEXT = Group(
     "Texts",
-    "In the same process, with `--marconi-explain-text`.",
+    "In the same process, with `--marconi-explain text`.",
     _HINTS,
     (
         Touch(
@@ -296,7 +296,7 @@ CACHE = Group(
         Touch(
             Kind.ASSIGN,
             _ENVS + "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK",
-            "`--marconi-check-invariants idle` turns on the tree's own check (`cache.py`)",
+            "`MARCONI_CHECK_INVARIANTS=idle` turns on the tree's own check (`cache.py`)",
             until="a flag for it",
         ),
         Touch(

@@ -163,9 +163,10 @@ def _run_against(
     steps: _Steps,
 ) -> list[Answer]:
     # By seconds, a busy machine would make other states old.
-    backend_args = ["--radix-cache-backend", BACKEND, "--marconi-time", Time.REQUESTS] if backend == MARCONI else []
+    env = {"MARCONI_TIME": Time.REQUESTS.value} if backend == MARCONI else {}
+    backend_args = ["--radix-cache-backend", BACKEND] if backend == MARCONI else []
     start = steps.begin(f"start the {backend} server ({_START})")
-    with ServerProcess(model_path, [*args, *backend_args], log_path=scratch / f"{backend}.log") as server:
+    with ServerProcess(model_path, [*args, *backend_args], log_path=scratch / f"{backend}.log", env=env) as server:
         steps.advance(start)
         work = steps.begin(f"ask it {program.NUM_REQUESTS} times ({_WORK})", total=program.NUM_REQUESTS)
         try:
