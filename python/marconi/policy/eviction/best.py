@@ -25,8 +25,8 @@ Rates are learned while serving (`forecast/forecast.py`); before the first uses 
 and the rule is LRU by saving per byte.
 
 A node is ranked with the forecast of when it was last reported; the least is ranked again with the present one before
-it is evicted, up to `MAX_RERANKS` times. A victim costs O(classes + log n), with classes no more than strata times
-levels.
+it is evicted, up to `MAX_RERANKS` times. A victim costs O(classes), no more than strata times levels, and a change the
+move of a part of its class.
 
 Classes and not a sample: the least of 64 candidates drawn at random (as libCacheSim's sampled policies) would need no
 classes, but moves the hit rates of docs/hit-rate.md by -1.07 to +0.95 points, at five of 32 below -0.3, and of 512
@@ -43,7 +43,8 @@ youngest. The oldest are weighed at every victim, each on the *piece* of the ind
 lies in. The piece is looked up when a class has another oldest, and when the age passes the piece's end. A youngest can
 be the least only before the peak of its index, and only if a new one would be. So a victim costs a logarithm and a few
 sums for each class that holds a node, in floats: for some dozens of them calls into numpy would take longer. A
-class is a sorted list: a change moves what comes after it, of 100,000 nodes in less time than a heap takes in Python.
+class is a sorted list, of which a change moves what comes after it: at once, as long as a class has no more than some
+10,000 nodes.
 """
 
 import math
