@@ -107,6 +107,7 @@ class RadixTree:
         self.num_states = 0
         self.num_nodes = 0
         """Live nodes, roots aside."""
+        self.locked: set[Node] = set()
         self._changed: list[Node] = []
         self._namespaces: dict[Node, int] = {}
         self._serials = count(1)
@@ -226,6 +227,7 @@ class RadixTree:
         assert node.has_state or node.parent is None, f"{node} has no state to lock"
         node.num_locks += 1
         if node.num_locks == 1:
+            self.locked.add(node)
             self._changed.append(node)
 
     def unlock(self, node: Node) -> None:
@@ -233,6 +235,7 @@ class RadixTree:
         assert node.num_locks > 0, f"{node} is not locked"
         node.num_locks -= 1
         if node.num_locks == 0:
+            self.locked.remove(node)
             self._changed.append(node)
 
     def evict(self, node: Node) -> Freed:
