@@ -237,8 +237,8 @@ class HybridCache:
         victim = self.order.victim(need, now_s)
         if victim is None or victim.first_waiting is not None:
             return False
-        above = max((each for each in granted if each < depth), default=lease.match.checkpoint.depth)
-        below = min((each for each in granted if each > depth), default=lease.request.num_prompt_tokens)
+        above = max([each for each in granted if each < depth], default=lease.match.checkpoint.depth)
+        below = min([each for each in granted if each > depth], default=lease.request.num_prompt_tokens)
         share = self.turns.share(self.turns.prompt_end(lease), depth, below) if role is Role.END else 1.0
         planned = PlannedState(lease, depth, role, share, depth - above)
         return victim.leaving is not None or self.order.outranks(planned, victim, need, now_s)
