@@ -126,14 +126,12 @@ class NaiveForecast:
             self.fitted = self.num_arrivals + num_later, self.estimate.fitted(SHAPE, self.lives, now_s)
         if self.num_arrivals == self.fitted[0]:
             self.estimate = self.fitted[1]
-        for node in (lease.match.missed, lease.match.source):
+        for node in (lease.match.ghost, lease.match.source):
             if node is not None:
                 self._end(node, now_s, used=True)
 
     def admitted(self, nodes: Sequence[Node], lease: Lease, now_s: float) -> None:
-        origins = [
-            node for node in (lease.match.missed, lease.match.source) if node is not None and node in self.traits
-        ]
+        origins = [node for node in (lease.match.ghost, lease.match.source) if node is not None and node in self.traits]
         before = self.traits[origins[0]] if origins else None
         for node in nodes:
             self.traits[node] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)

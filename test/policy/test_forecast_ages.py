@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from marconi.policy.eviction.best import place_of
+from marconi.policy.eviction.best import log2_worth
 from marconi.policy.forecast.hazard import NUM_BINS, bin_of, bin_starts_s, bin_widths_s
 
 
@@ -31,7 +31,12 @@ def test_the_bin_of_an_age_is_the_one_whose_bounds_hold_it() -> None:
     assert (ages_s < starts[bins] + widths[bins]).all()
 
 
-def test_a_place_is_the_bins_number_at_its_middle_and_grows_with_age() -> None:
+def place_of(age_s: float) -> float:
+    """Where an age is read from the index: there the index is the number of the bin."""
+    return log2_worth(range(NUM_BINS), 0, age_s)
+
+
+def test_an_age_is_read_at_the_bins_number_at_its_middle_and_further_on_the_older_it_is() -> None:
     middles_s = 2.0 ** (np.arange(NUM_BINS) - 0.5)
     assert [place_of(age_s) for age_s in middles_s] == pytest.approx(list(range(NUM_BINS)))
     assert [place_of(age_s) for age_s in (0.0, 0.1, 1e12)] == [0, 0, NUM_BINS - 1]

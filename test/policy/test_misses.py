@@ -254,7 +254,8 @@ def test_what_was_kept_instead_is_what_the_rule_ranks_behind_the_victim(rule: st
         heads: list[NodeView | None] = [each for each, tier in hybrid.order._tiers.items() if tier is None]
         if isinstance(eviction, BestEviction):
             own = eviction._classes[need].class_of(victim)
-            heads = [each.oldest.first() for key, each in eviction._classes[need]._classes.items() if key != own]
+            others = [each for key, each in eviction._classes[need]._classes.items() if key != own]
+            heads = [each.entries[0][2] for each in others if each.entries]
         if isinstance(eviction, UtilityEviction):
             classes = eviction._of_need[need]
             row = classes._held[victim][1]

@@ -16,7 +16,7 @@ from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request
-from marconi.tree import Freed, RadixTree
+from marconi.tree import Freed, Node, RadixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +89,17 @@ class BudgetCache(HybridCache):
             self.tree.unlock(lease.match.source)
         wanted = self.admission.depths(*lease)
         depths = self._fitting(wanted)
-        fits = False
+        fits, made = False, list[Node]()
         if depths:
-            newest = self._insert(lease, depths, now_s, None)[-1]
+            made = self._insert(lease, depths, now_s, None)
             if self.spares_newest:
-                self.lock(newest)
+                self.tree.lock(made[-1])
+                self._rerank(made)
                 fits = self._shrink(now_s)
-                self.unlock(newest)
+                self.tree.unlock(made[-1])
         elif wanted:
             self.counters.num_too_large += 1
-        self._rerank()
+        self._rerank(made)
         if depths and not fits:
             self._shrink(now_s)
 

@@ -64,7 +64,7 @@ def trespasses(file: str, source: str) -> Iterator[str]:
 
 
 def test_the_methods_that_change_a_tree_are_known() -> None:
-    assert changes() == {"insert", "outline", "lock", "unlock", "evict", "tidy", "note", "take_changed"}
+    assert changes() == {"insert", "outline", "lock", "unlock", "evict", "tidy", "take_changed"}
 
 
 def test_nobody_else_changes_the_tree() -> None:
@@ -85,7 +85,7 @@ def test_nobody_else_changes_the_tree() -> None:
     [
         "hybrid.tree.lock(node)",
         "tree.insert(path, [1])",
-        "self._tree.note(node)",
+        "self._tree.evict(node)",
         "node.leaving = 3",
         "node.absences = None",
         "node.absent(absence)",

@@ -99,6 +99,10 @@ def ghost_is_locked(tree: RadixTree) -> None:
     at(tree, "abxyz").num_locks = 1
 
 
+def lock_uncounted(tree: RadixTree) -> None:
+    next(node for node in tree.nodes() if node.has_state).num_locks = 1
+
+
 def tokens_miscounted(tree: RadixTree) -> None:
     tree.num_tokens += 1
 
@@ -145,6 +149,7 @@ def ghost_older_than_what_is_below_it(tree: RadixTree) -> None:
         (not_merged_into_its_only_child, "not merged into its only child"),
         (ghost_with_a_state, "a ghost holds no state"),
         (ghost_is_locked, "a ghost is not locked"),
+        (lock_uncounted, "the locked nodes are those that have locks"),
         (tokens_miscounted, ""),
         (states_miscounted, ""),
         (nodes_miscounted, ""),

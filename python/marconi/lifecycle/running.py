@@ -62,14 +62,14 @@ def by_precedence(chunks: Sequence[tuple[RunningRequest | None, int, int]]) -> l
 
     Each chunk is a request, None for one that plans nothing, and the tokens that it starts after and ends at.
     """
-    planned = sorted(
+    planned = [
         (run.plan.precedence(depth), row, depth)
         for row, (run, start, end) in enumerate(chunks)
         if run is not None
         for depth in run.plan.depths
         if start < depth <= end and depth not in run.granted
-    )
-    return [(row, depth) for _, row, depth in planned]
+    ]
+    return [(row, depth) for _, row, depth in sorted(planned)]
 
 
 def take_planned(

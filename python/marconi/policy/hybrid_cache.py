@@ -126,13 +126,13 @@ class HybridCache:
         A request that waits already keeps its place, and would start from the state that it comes with now.
         """
         awaited = self._awaited
-        changed = [*map(awaited.remove, gone), *chain.from_iterable(starmap(awaited.put, came))]
-        for state in changed:
+        noted = []
+        for state in [*map(awaited.remove, gone), *chain.from_iterable(starmap(awaited.put, came))]:
             first = awaited.first(state)
             if state.first_waiting != first:
                 state.first_waiting = first
-                self.tree.note(state)
-        self._rerank()
+                noted.append(state)
+        self._rerank(noted)
 
     @property
     def num_awaited(self) -> int:
@@ -174,7 +174,7 @@ class HybridCache:
             self.counters.missed(explanation)
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.order.arrived(lease, now_s)
-        self.tree.note(*self.turns.close(left))
+        noted = self.turns.close(left)
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
@@ -185,10 +185,10 @@ class HybridCache:
                 watcher.resuming(node, now_s)
             node.num_hits += 1
             self._use(node, now_s)
-            self.tree.note(node)
+            noted.append(node)
             if self.host is not None:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
-        self._rerank()
+        self._rerank(noted)
         return explanation
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
@@ -237,8 +237,8 @@ class HybridCache:
         victim = self.order.victim(need, now_s)
         if victim is None or victim.first_waiting is not None:
             return False
-        above = max((each for each in granted if each < depth), default=lease.match.checkpoint.depth)
-        below = min((each for each in granted if each > depth), default=lease.request.num_prompt_tokens)
+        above = max([each for each in granted if each < depth], default=lease.match.checkpoint.depth)
+        below = min([each for each in granted if each > depth], default=lease.request.num_prompt_tokens)
         share = self.turns.share(self.turns.prompt_end(lease), depth, below) if role is Role.END else 1.0
         planned = PlannedState(lease, depth, role, share, depth - above)
         return victim.leaving is not None or self.order.outranks(planned, victim, need, now_s)
@@ -261,10 +261,10 @@ class HybridCache:
         made = self._insert(lease, depths, now_s, suffix)
         if absent and self.misses is not None:
             self._note_absent(made[-1], 0 if suffix is None else suffix.start.depth, absent, now_s)
-        self.tree.note(*self.turns.note(made, lease, closing))
+        own = self.turns.note(made, lease, closing)
         if self.host is not None:
             self.host.left(lease.request, depths, now_s)
-        self._rerank()
+        self._rerank(made + own)
         return made
 
     def adopt(self, path: bytes, namespace: int, depth: int, facts: SavedFacts, now_s: float) -> Node:
@@ -275,8 +275,7 @@ class HybridCache:
         (node,) = self.tree.insert(path, [depth], namespace)
         node.held_since_s = now_s
         facts.write_to(node, now_s)
-        self.tree.note(node)
-        self._rerank()
+        self._rerank([node])
         return node
 
     # Memory that is short
@@ -313,8 +312,7 @@ class HybridCache:
     def evict_next(self, node: Node, place: int) -> None:
         """Evict `node` before all others, in rising order of `place`, unless a request starts from it first."""
         node.leaving = place
-        self.tree.note(node)
-        self._rerank()
+        self._rerank([node])
 
     # What a name space wishes for its own
 
@@ -324,8 +322,7 @@ class HybridCache:
         if not self.retention.retain(node, until_s, now_s):
             return False
         node.leaving = None
-        self.tree.note(node)
-        self._rerank()
+        self._rerank([node])
         return True
 
     def demote(self, node: Node) -> bool:
@@ -405,8 +402,7 @@ class HybridCache:
 
     def _set_aside(self, node: Node, *, is_aside: bool) -> None:
         node.set_aside = is_aside
-        self.tree.note(node)
-        self._rerank()
+        self._rerank([node])
 
     def _use(self, node: Node, now_s: float) -> None:
         """A request has resumed from `node`, or left its state."""
@@ -427,7 +423,6 @@ class HybridCache:
             self._use(node, now_s)
             if node.held_since_s is None:
                 node.held_since_s = now_s
-        tree.note(*made)
         self.order.admitted(made, lease, now_s)
         return made
 
@@ -442,13 +437,10 @@ class HybridCache:
             if node.depth > depth or not node.has_state:
                 node.absent(Absence(depth, cause, now_s))
 
-    def _rerank(self) -> None:
-        """Bring the order up to date with what has changed in the tree."""
-        changed = self.tree.take_changed()
-        if not changed:
-            return
+    def _rerank(self, noted: Sequence[Node] = ()) -> None:
+        """Bring the order up to date with what has changed in the tree, and with `noted`, whose facts have."""
         order, host = self.order, self.host
-        for node in dict.fromkeys(changed):
+        for node in dict.fromkeys([*self.tree.take_changed(), *noted]):
             if node.has_state and not node.num_locks:
                 order.update(node)
             else:

@@ -53,8 +53,6 @@ class ServerReplay:
         self.num_prefilled = 0
         """Requests that run and have begun their prefill."""
         self.page_tokens = hybrid.tree.unit_tokens
-        self._in_use: list[Node] = []
-        """The node that each running request has locked, if it has."""
 
     @property
     def counters(self) -> Counters:
@@ -128,11 +126,11 @@ class ServerReplay:
         depth = 0 if host is None else host.to_load(request, match)
         if host is not None and depth:
             held = match.checkpoint if match.checkpoint.depth else None
-            self.use(held, None)
+            hybrid.move_lock(None, held)
             with host.loading(request, match, now_s):
                 num_tokens = self._take_for_load(request, depth, now_s)
                 load_s = 0.0 if num_tokens is None else hybrid.load(request, depth, num_tokens)
-            self.use(None, held)
+            hybrid.move_lock(held, None)
             match = hybrid.match(request)
         if match.source is not None and not self.pools.has_slot_for_copy:
             match = hybrid.tree.match(request.path, 0, request.namespace)
@@ -162,21 +160,15 @@ class ServerReplay:
             self.pools.collect(freed)
         self.pools.take(num_slots=num_slots)
 
-    def use(self, node: Node | None, in_place_of: Node | None) -> None:
-        """Lock `node` for a running request, and unlock `in_place_of`, its lock so far."""
-        self.hybrid.move_lock(in_place_of, node)
-        if node is not None:
-            self._in_use.append(node)
-        if in_place_of is not None:
-            self._in_use.remove(in_place_of)
-
     def evictable(self, but: Node | None = None) -> Amount:
         """Evictable memory: KV on no locked path, and unlocked states; `but` counts as locked, too."""
         return self.held.without(self._locked(but))
 
     def _locked(self, but: Node | None = None) -> Amount:
         """KV on locked paths, and locked states; an eviction changes neither."""
-        in_use = {*self._in_use, but} if but is not None else set(self._in_use)
+        in_use = self.hybrid.tree.locked
+        if but is not None:
+            in_use = in_use | {but}
         seen, num_tokens = set[Node](), 0
         for end in in_use:
             node = end
@@ -216,11 +208,11 @@ class ServerReplay:
             for row, depth in planned:
                 chunks[row][0].take_planned([depth], reserved)
         for run, _ in chunks:
-            run.take_working_slots(run.missing.num_states)
+            run.take_working_slots(self.scheduling.num_working_slots)
         # SGLang asks for the KV of a batch at once.
         suffix = self.page_tokens if self.page_tokens > 1 else 0
-        num_asked = sum(end - run.num_computed + suffix for run, end in chunks)
-        self.free_tokens(num_asked, max(run.now_s for run, _ in chunks))
+        num_asked = sum([end - run.num_computed + suffix for run, end in chunks])
+        self.free_tokens(num_asked, max([run.now_s for run, _ in chunks]))
         for run, end in chunks:
             run.allocate_chunk(end)
 
@@ -231,15 +223,15 @@ class ServerReplay:
         num_others = max(scheduling.max_running - self.num_prefilled, 0)
         num_slots = num_others * scheduling.num_working_slots + max(self._num_to_lock(runs), 0)
         missing = [run.missing for run in runs]
-        num_tokens = sum(each.num_tokens + self.page_tokens for each in missing)
-        return Amount(num_tokens, num_slots + sum(each.num_states for each in missing))
+        num_tokens = sum([each.num_tokens for each in missing]) + len(missing) * self.page_tokens
+        return Amount(num_tokens, num_slots + sum([each.num_states for each in missing]))
 
     def _num_to_lock(self, runs: Sequence["ReplayedRequest"]) -> int:
         """Slots of the states that other requests than `runs` may yet start from."""
         if not self.pools.are_slots_shared:
             return 0
-        num_locked = len(set(self._in_use))
-        return self.scheduling.max_running - len(runs) - num_locked + sum(run.is_holding for run in runs)
+        num_locked = len(self.hybrid.tree.locked)
+        return self.scheduling.max_running - len(runs) - num_locked + sum([run.is_holding for run in runs])
 
     def free_tokens(self, num_tokens: int, now_s: float) -> None:
         """Evict until so many tokens of KV are free, or nothing is left to evict."""
@@ -360,7 +352,7 @@ class ReplayedRequest(RunningRequest):
 
     def allocate_chunk(self, end: int) -> None:
         """Take KV up to `end`, which is free."""
-        self._allocate(end, 0)
+        self._allocate(end)
         self.num_computed = end
 
     def leave_chunk(self) -> None:
@@ -380,7 +372,9 @@ class ReplayedRequest(RunningRequest):
         end = self._num_processed if end is None else end
         if end > self._request.num_prompt_tokens:
             server = self._server
-            self._allocate(end, server.pages(end - 1) - self._num_allocated_tokens + server.page_tokens)
+            num_asked = server.pages(end - 1) - self._num_allocated_tokens + server.page_tokens
+            server.free_tokens(num_asked, self.now_s)
+            self._allocate(end)
 
     def finish(self) -> None:
         """Leave the last states, and give everything else back."""
@@ -426,15 +420,16 @@ class ReplayedRequest(RunningRequest):
             return NO_CLOSING
         return closing_of(int.from_bytes(request.path[at : at + num_bytes], "little"))
 
-    def take_working_slots(self, num_slots: int) -> None:
-        """Take slots to work on."""
-        self._server.take_slots(num_slots, self.now_s)
-        self._num_working_slots += num_slots
-        self._num_slots += num_slots
+    def take_working_slots(self, up_to: int) -> None:
+        """Take slots until it works on so many."""
+        num_slots = up_to - self._num_working_slots
+        if num_slots:
+            self._server.take_slots(num_slots, self.now_s)
+            self._num_working_slots = up_to
+            self._num_slots += num_slots
 
-    def _allocate(self, end: int, num_asked: int) -> None:
-        """KV up to `end`; the server evicts for `num_asked` tokens."""
-        self._server.free_tokens(num_asked, self.now_s)
+    def _allocate(self, end: int) -> None:
+        """KV up to `end`, which is free."""
         num_taken = self._server.pages(end) - self._num_allocated_tokens
         assert self._server.pools.num_free_tokens >= num_taken, "no KV is left to evict for a request that fits"
         self._server.pools.take(num_taken)
@@ -448,9 +443,8 @@ class ReplayedRequest(RunningRequest):
 
     def _hold(self, node: Node | None) -> None:
         """Lock `node` in place of the node locked so far."""
-        if node is not self._held:
-            self._server.use(node, self._held)
-            self._held = node
+        self._server.hybrid.move_lock(self._held, node)
+        self._held = node
 
 
 class BaselineRequest(ReplayedRequest):

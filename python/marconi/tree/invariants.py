@@ -9,12 +9,15 @@ def check_invariants(tree: RadixTree) -> None:
     """Raise `AssertionError`, naming the node, where `tree` breaks an invariant of `radix.py`; walks all of it."""
     num_tokens = num_states = num_nodes = 0
     ghosts: set[Node] = set()
+    locked: set[Node] = set()
     for root in tree.roots.values():
         assert root.parent is None
         assert root.is_live
         assert not root.has_state
         for node in root.walk():
             _check_children(node)
+            if node.num_locks:
+                locked.add(node)
             if node.parent is None:
                 continue
             _check_span(tree, node)
@@ -31,6 +34,7 @@ def check_invariants(tree: RadixTree) -> None:
                     ghosts.add(node)
             _check_hosted(node)
     assert (num_tokens, num_states, num_nodes) == (tree.num_tokens, tree.num_states, tree.num_nodes)
+    assert locked == tree.locked, "the locked nodes are those that have locks"
     assert ghosts == set(tree.ghosts), "every ghost stands in the queue, once"
     assert len(ghosts) <= tree.max_ghosts
     assert tree.num_ghost_tokens == sum(

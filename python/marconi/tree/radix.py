@@ -22,6 +22,7 @@ below; none depends on the size of the tree.
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from marconi.tree.memory import Memory
@@ -42,7 +43,7 @@ class Match(NamedTuple):
     num_span_tokens_left: int
     """Where the path diverges within a span: tokens of the span that it does not share; else 0."""
     ghost: Node | None
-    """The deepest ghost that the path runs through wholly, within the limit, where its state would have served."""
+    """The evicted state that the request would have started from: the deepest ghost within the limit; None if none."""
     last: Node
     """The node in whose span, or at whose end, the path diverges from the tree; the root if no prefix is known."""
     hosted: Node | None = None
@@ -52,12 +53,6 @@ class Match(NamedTuple):
     def source(self) -> Node | None:
         """The state that a request with this match starts from, locked while it runs; None if there is none."""
         return self.checkpoint if self.checkpoint.depth else None
-
-    @property
-    def missed(self) -> Node | None:
-        """The evicted state that the request would have started from, if it lies beyond the one that it does."""
-        ghost = self.ghost
-        return ghost if ghost is not None and ghost.depth > self.checkpoint.depth else None
 
 
 class Freed(NamedTuple):
@@ -112,14 +107,15 @@ class RadixTree:
         self.num_states = 0
         self.num_nodes = 0
         """Live nodes, roots aside."""
+        self.locked: set[Node] = set()
         self._changed: list[Node] = []
         self._namespaces: dict[Node, int] = {}
-        self._num_created = 0
+        self._serials = count(1)
 
     def root(self, namespace: int = 0) -> Node:
         """The node of the empty prefix of a namespace; made if there is none."""
         if namespace not in self.roots:
-            root = self.roots[namespace] = Node(b"", None, 0, self._next_serial())
+            root = self.roots[namespace] = Node(b"", None, 0, next(self._serials))
             self._namespaces[root] = namespace
         return self.roots[namespace]
 
@@ -231,6 +227,7 @@ class RadixTree:
         assert node.has_state or node.parent is None, f"{node} has no state to lock"
         node.num_locks += 1
         if node.num_locks == 1:
+            self.locked.add(node)
             self._changed.append(node)
 
     def unlock(self, node: Node) -> None:
@@ -238,6 +235,7 @@ class RadixTree:
         assert node.num_locks > 0, f"{node} is not locked"
         node.num_locks -= 1
         if node.num_locks == 0:
+            self.locked.remove(node)
             self._changed.append(node)
 
     def evict(self, node: Node) -> Freed:
@@ -276,10 +274,6 @@ class RadixTree:
 
     # Structure
 
-    def _next_serial(self) -> int:
-        self._num_created += 1
-        return self._num_created
-
     def _step(self, node: Node, path: bytes, position: int, target: int) -> Node:
         """The child of `node` on `path`, ending at `target` at the latest; made or split as needed, no ghost any more.
 
@@ -288,7 +282,7 @@ class RadixTree:
         child = node.children.get(path[position : position + self.unit_bytes])
         if child is None:
             depth = node.depth + (target - position) // self.unit_bytes * self.unit_tokens
-            child = Node(path[position:target], node, depth, self._next_serial())
+            child = Node(path[position:target], node, depth, next(self._serials))
             child.is_live = False
             if not node.children:
                 node.children = {}
@@ -312,7 +306,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         depth = parent.depth + size // self.unit_bytes * self.unit_tokens
-        upper = Node(node.key[:size], parent, depth, self._next_serial())
+        upper = Node(node.key[:size], parent, depth, next(self._serials))
         upper.last_pass_s = node.last_pass_s
         if node.absences:
             upper.absences = [each for each in node.absences if each.depth <= upper.depth]
@@ -409,7 +403,8 @@ class RadixTree:
             node.present()
         self.num_states += 1
         self._changed.append(node)
-        self._note_nearest_below(node, node.depth)
+        if node.live_children:
+            self._note_nearest_below(node, node.depth)
         above = self._note_nearest_above(node)
         node.checkpoint_depth_above = 0 if above is None else above.depth
 
@@ -451,10 +446,6 @@ class RadixTree:
             self.host_memory.joined(node, child)
 
     # What changed
-
-    def note(self, *nodes: Node) -> None:
-        """Count `nodes` among those that changed: the owner has written a fact of each."""
-        self._changed += nodes
 
     def take_changed(self) -> list[Node]:
         """The nodes that may differ since the last call, in the order in which they changed, some of them repeated."""

@@ -169,10 +169,10 @@ class Prediction:
         source = server.hybrid.match(request).source
         self._make_room([index], Amount(0, 1), at_s, source)
         if source is not None and server.pools.spares(server.evictable(source), Amount(0, 1)):
-            server.use(source, None)
+            server.hybrid.lock(source)
             server.take_slots(1, at_s)
             server.pools.give(0, 1)
-            server.use(None, source)
+            server.hybrid.unlock(source)
 
     def _match(self, index: int, at_s: float) -> None:
         """Lock the state that it resumes from, and take a slot for a copy."""

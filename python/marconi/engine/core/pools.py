@@ -138,7 +138,7 @@ def num_reserved_slots(reqs: "list[Req]", req_to_token_pool: Any, num_sources: i
     Those of requests, and of states: every other request that runs, or may, in place of one that ends first, starts
     from a state of its own, which it locks: `num_sources` are locked now.
     """
-    num_locked_by_others = num_sources - sum(req.kv.cache_protected_len > 0 for req in reqs)
+    num_locked_by_others = num_sources - sum([req.kv.cache_protected_len > 0 for req in reqs])
     num_to_lock = req_to_token_pool.size - len(reqs) - num_locked_by_others
     return num_slots_of_requests(reqs, req_to_token_pool) + max(num_to_lock, 0)
 

@@ -111,7 +111,7 @@ class JointPools(DevicePools):
     def reserved(self, reqs: "list[Req]", num_sources: int) -> Amount:
         """Also the KV that the rest of their prompts takes."""
         page = self.token_to_kv_pool_allocator.page_size
-        num_tokens = sum(len(req.full_untruncated_fill_ids) - req.prefix_len + page for req in reqs)
+        num_tokens = sum([len(req.full_untruncated_fill_ids) - req.prefix_len + page for req in reqs])
         return Amount(num_tokens, super().reserved(reqs, num_sources).num_states)
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:

@@ -25,8 +25,8 @@ Rates are learned while serving (`forecast/forecast.py`); before the first uses 
 and the rule is LRU by saving per byte.
 
 A node is ranked with the forecast of when it was last reported; the least is ranked again with the present one before
-it is evicted, up to `MAX_RERANKS` times. A victim costs O(classes + log n), with classes no more than strata times
-levels.
+it is evicted, up to `MAX_RERANKS` times. A victim costs O(classes), no more than strata times levels, and a change the
+move of a part of its class.
 
 Classes and not a sample: the least of 64 candidates drawn at random (as libCacheSim's sampled policies) would need no
 classes, but moves the hit rates of docs/hit-rate.md by -1.07 to +0.95 points, at five of 32 below -0.3, and of 512
@@ -42,17 +42,20 @@ read between them along the logarithms of both. So within a class no node is wor
 youngest. The oldest are weighed at every victim, each on the *piece* of the index between two middles that its age
 lies in. The piece is looked up when a class has another oldest, and when the age passes the piece's end. A youngest can
 be the least only before the peak of its index, and only if a new one would be. So a victim costs a logarithm and a few
-sums for each class that holds a node, in floats: for some dozens of them calls into numpy would take longer.
+sums for each class that holds a node, in floats: for some dozens of them calls into numpy would take longer. A
+class is a sorted list, of which a change moves what comes after it: at once, as long as a class has no more than some
+10,000 nodes.
 """
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, RankedBy, Scope, Spared, for_states
-from marconi.policy.eviction.order import Entry, Octaves, VictimQueue
+from marconi.policy.eviction.order import Octaves
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.hazard import NUM_BINS, Floats
 from marconi.policy.request import Lease
@@ -65,40 +68,37 @@ level_of: Final = Octaves(LEVELS_PER_OCTAVE, least=1e-30).step
 _SLACK: Final = 1e-9
 """The margin for rounding in a bound on a logarithm."""
 
+_Entry: TypeAlias = tuple[float, int, NodeView]
+"""Last hit, serial and node."""
+
 _Piece: TypeAlias = tuple[float, float, float, int, float]
 """(since_s, index, rise, lower, level) of `index + rise * (log2(now_s - since_s) + 0.5 - lower) + level`."""
 
 
 def log2_worth(log2_index: Sequence[float], level: int, age_s: float) -> float:
     """log2 of the worth of a node, from log2 of its stratum's index, its level and its age in seconds."""
-    place = place_of(age_s)
+    # Where the age lies among the bins' middles, in the logarithm: b for the middle of bin b.
+    place = min(max(math.log2(max(age_s, 0.5)) + 0.5, 0.0), NUM_BINS - 1.0)
     lower = min(int(place), NUM_BINS - 2)
     index = log2_index[lower]
     rise = log2_index[lower + 1] - index  # exactly 0 where the index is level, so that equal ones stay equal
     return index + rise * (place - lower) + level / LEVELS_PER_OCTAVE
 
 
-def place_of(age_s: float) -> float:
-    """Where an age lies among the bins' middles, in the logarithm: b for the middle of bin b, in 0 .. NUM_BINS - 1."""
-    return min(max(math.log2(max(age_s, 0.5)) + 0.5, 0.0), NUM_BINS - 1.0)
-
-
 class _Class:
     """The nodes of one stratum and level."""
 
-    __slots__ = ("floor", "head", "key", "level", "number", "oldest", "row", "tail", "until_s", "youngest")
+    __slots__ = ("entries", "floor", "head", "key", "level", "number", "row", "until_s")
 
     def __init__(self, key: tuple[int, int], number: int) -> None:
         self.key = key
         self.number = number
         """Counted from 1, in the order in which classes were made."""
         self.level = key[1] / LEVELS_PER_OCTAVE
-        self.oldest = VictimQueue()
-        self.youngest = VictimQueue()
-        self.head: Entry | None = None
+        self.entries: list[_Entry] = []
+        """The oldest first."""
+        self.head: _Entry | None = None
         """The oldest, when last looked at."""
-        self.tail: NodeView | None = None
-        """The youngest, when last looked at."""
         self.row = -1
         """Where it is among the classes that hold a node."""
         self.until_s = math.inf
@@ -106,12 +106,18 @@ class _Class:
         self.floor = math.inf
         """log2 of the least worth of a node before the peak; infinite where the index only falls."""
 
+    @property
+    def youngest(self) -> _Entry:
+        """Of several the one made first."""
+        entries = self.entries
+        return entries[bisect_left(entries, entries[-1][:1])]
+
 
 _ABSENT: Final = (_Class((0, 0), 0), math.nan)
 
 
 class AgeingClasses:
-    """Queues by last hit, two for each class that has had nodes, whose oldest and youngest are weighed together."""
+    """Nodes by class and last hit, of which the oldest and the youngest of all classes are weighed together."""
 
     __slots__ = (
         "_changed",
@@ -137,7 +143,7 @@ class AgeingClasses:
         self._pieces: list[_Piece] = []
         """Key of each row's oldest node."""
         self._changed: dict[_Class, None] = {}
-        """Classes of which it has to be looked up what is the oldest and the youngest."""
+        """Classes that may have another oldest."""
         self._source: Floats | None = None
         self._index: list[list[float]] = []
         """`_source` as lists."""
@@ -162,32 +168,26 @@ class AgeingClasses:
         key, last_hit_s = (stratum, level), node.last_hit_s
         held = self.held.get(node)
         if held is not None:
-            if held[0].key != key:
-                self.discard(node)
-            elif held[1] == last_hit_s:
+            if held[0].key == key and held[1] == last_hit_s:
                 return
+            self.discard(node)
         found = self._classes.get(key)
         if found is None:
             found = self._classes[key] = _Class(key, len(self._classes) + 1)
         self.held[node] = found, last_hit_s
-        found.oldest.put(node, last_hit_s)
-        found.youngest.put(node, -last_hit_s)
-        head, tail = found.head, found.tail
-        if head is None or tail is None or node is head[2] or last_hit_s <= head[2].last_hit_s:
-            self._changed[found] = None
-        elif last_hit_s > tail.last_hit_s:
-            found.tail = node
-        elif last_hit_s == tail.last_hit_s:
+        entry = last_hit_s, node.serial, node
+        insort(found.entries, entry)
+        if found.head is None or entry < found.head:
             self._changed[found] = None
 
     def discard(self, node: NodeView) -> None:
         """Remove `node` if it is there."""
         held = self.held.pop(node, None)
         if held is not None:
-            found = held[0]
-            found.oldest.discard(node)
-            found.youngest.discard(node)
-            if found.head is None or node is found.head[2] or node is found.tail:
+            found, last_hit_s = held
+            entries = found.entries
+            del entries[bisect_left(entries, (last_hit_s, node.serial))]
+            if found.head is None or node is found.head[2]:
                 self._changed[found] = None
 
     def least(self, log2_index: Floats, now_s: float) -> NodeView | None:
@@ -244,14 +244,14 @@ class AgeingClasses:
         ends: list[tuple[float, float, int, NodeView]] = []
         least = min(worths)
         for found, worth in zip(self._rows, worths, strict=True):
-            head, tail = found.head, found.tail
-            if head is not None and worth <= least:
-                ends.append((worth, head[2].last_hit_s, head[1], head[2]))
-            if tail is not None and found.floor <= least + _SLACK:
-                age_s = now_s - tail.last_hit_s
-                if age_s < self._rises_until_s[found.key[0]]:
-                    worth = log2_worth(self._index[found.key[0]], found.key[1], age_s)
-                    ends.append((worth, tail.last_hit_s, tail.serial, tail))
+            if found.head is not None and worth <= least:
+                ends.append((worth, *found.head))
+            if found.floor <= least + _SLACK:
+                stratum, level = found.key
+                youngest = found.youngest
+                age_s = now_s - youngest[0]
+                if age_s < self._rises_until_s[stratum]:
+                    ends.append((log2_worth(self._index[stratum], level, age_s), *youngest))
         return min(ends)[3]
 
     @staticmethod
@@ -282,12 +282,11 @@ class AgeingClasses:
         self._now_s = now_s
 
     def _look_at(self, found: _Class, now_s: float) -> None:
-        oldest, youngest = found.oldest.first_entry(), found.youngest.first_entry()
-        if oldest is None or youngest is None:
+        if not found.entries:
             if found.row >= 0:
                 self._remove_row(found)
             return
-        found.tail = youngest[2]
+        oldest = found.entries[0]
         if oldest is not found.head:
             found.head = oldest
             if found.row < 0:
@@ -304,7 +303,7 @@ class AgeingClasses:
         if last is not found:
             last.row = found.row
             self._rows[last.row], self._pieces[last.row] = last, piece
-        found.row, found.head, found.tail = -1, None, None
+        found.row, found.head = -1, None
 
     def _bound(self, found: _Class) -> None:
         stratum = found.key[0]
@@ -319,15 +318,15 @@ class AgeingClasses:
     def _piece(self, found: _Class, now_s: float) -> _Piece:
         """The piece of a class's oldest, which has one; says when it ends."""
         assert found.head is not None
-        last_hit_s, index = found.head[2].last_hit_s, self._index[found.key[0]]
-        place = place_of(now_s - last_hit_s)
+        last_hit_s, index = found.head[0], self._index[found.key[0]]
+        place = math.log2(max(now_s - last_hit_s, 0.5)) + 0.5
         lower = int(place)
-        if place == 0.0:
+        if place <= 0.0:
             found.until_s = last_hit_s + math.sqrt(0.5)
             return now_s - 1.0, index[0], 0.0, 0, found.level
         if lower > NUM_BINS - 2:
             found.until_s = math.inf
-            return now_s - 1.0, index[lower - 1] + (index[lower] - index[lower - 1]), 0.0, 0, found.level
+            return now_s - 1.0, index[-2] + (index[-1] - index[-2]), 0.0, 0, found.level
         found.until_s = last_hit_s + 2.0 ** (lower + 0.5)
         return last_hit_s, index[lower], index[lower + 1] - index[lower], lower, found.level
 

@@ -229,7 +229,7 @@ class Forecast:
         self._observe_divergence(lease)
         last = lease.match.last
         left = end_below(last) if last.left_by is not None and self.turns.distance(lease) is not None else None
-        for used in (lease.match.missed, lease.match.source, left):
+        for used in (lease.match.ghost, lease.match.source, left):
             if used is not None:
                 self._lives.end(used.serial, now_s, used=True)
                 if used.serial in self._traits:
@@ -290,7 +290,14 @@ class Forecast:
             has_life = is_last and serial not in self._passed
         else:
             share, num_children = 1.0, node.num_proven_children
-            stratum = self._stratum(node, traits, num_children)
+            if num_children and traits is not _NO_TRAITS:
+                self._passed.add(serial)
+            if num_children > 1 or serial in self._branches:
+                stratum = _BRANCH
+            elif not num_children:
+                stratum = _PASSED if node.is_passed_over else traits.rhythm
+            else:
+                stratum = _WAYPOINT if serial in self._waypoints else _PASSED
             has_life = num_children > 0 or serial not in self._passed
         going_on = self._lives.going_on.get(serial)
         if has_life:
@@ -320,21 +327,9 @@ class Forecast:
 
     def _traits_before(self, lease: Lease) -> Traits | None:
         """Find the traits of the state that the request resumed from, or would have; a ghost need not have had one."""
-        for node in (lease.match.missed, lease.match.source):
-            if node is not None and node.serial in self._traits:
-                return self._traits[node.serial]
-        return None
-
-    def _stratum(self, node: NodeView, traits: Traits, num_children: int) -> int:
-        """Choose the stratum of a state by its role; `num_children` are the proven ones."""
-        serial = node.serial
-        if num_children and traits is not _NO_TRAITS:
-            self._passed.add(serial)
-        if num_children > 1 or serial in self._branches:
-            return _BRANCH
-        if not num_children:
-            return _PASSED if node.is_passed_over else traits.rhythm
-        return _WAYPOINT if serial in self._waypoints else _PASSED
+        match, traits = lease.match, self._traits
+        missed = None if match.ghost is None else traits.get(match.ghost.serial)
+        return missed or traits.get(match.checkpoint.serial)
 
     def _observe_divergence(self, lease: Lease) -> None:
         request, match = lease

@@ -260,8 +260,8 @@ def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> list[in
     for distance, count in counts.items():
         weights[distance] = weights.get(distance, 0.0) + count
     num = sum(weights.values())
-    num_before_end = num - weights[0]
-    likeliest = sorted((d for d in weights if d), key=lambda d: (-weights[d], d))
+    num_before_end = num - weights.pop(0)
+    likeliest = [distance for _, distance in sorted([(-weight, distance) for distance, weight in weights.items()])]
     likely = [d for d in likeliest if weights[d] >= max(_MIN_SEEN, _SHARE * num)][:MAX_POSITIONS]
     frequent = [d for d in likeliest if d not in likely and weights[d] >= _SHARE * num_before_end]
     possible = frequent[: MAX_POSITIONS - len(likely)]
