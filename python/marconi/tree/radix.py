@@ -108,6 +108,7 @@ class RadixTree:
         self.num_nodes = 0
         """Live nodes, roots aside."""
         self.locked: set[Node] = set()
+        """Nodes whose states running requests hold."""
         self._changed: list[Node] = []
         self._namespaces: dict[Node, int] = {}
         self._serials = count(1)
