@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from marconi.model.latency import LatencyModel, require_lengths
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.base import Costs, Eviction, Need, NodeView, RankedBy, Spared
+from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.best import BestEviction, log2_worth
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
@@ -179,12 +179,14 @@ def test_a_line_names_every_cause_with_its_tokens_and_age() -> None:
     for number in range(2, 8):
         replay.serve(Request(pack([*range(100 * number, 100 * number + 100)]), 100, 0, 100, 10.0))
     again = Misses(replay.hybrid.tree).explain(replay_lease(replay, Request(pack([*range(100)]), 100, 0, 100, 51.0)))
-    assert again.describe(51.0) == (
-        "hit 0 of 100; 99: state evicted 41 s ago for KV, to keep a prompt's end at 100 tokens, used 10 s later; "
-        "1: last token"
+    assert again.describe(51.0) == "hit 0 of 100; 99: state evicted 41 s ago for KV; 1: last token"
+    (end, cause, at_s, _), last = again.parts
+    instead = again._replace(parts=((end, cause, at_s, Kept(100, Place.PROMPT_END, 1.8)), last))
+    assert instead.describe(51.0) == (
+        "hit 0 of 100; 99: state evicted 41 s ago for KV, to keep a prompt's end at 100 tokens, worth 1.8 times as "
+        "much; 1: last token"
     )
-    theirs = again.for_its_client()
-    assert theirs.describe(51.0) == "hit 0 of 100; 99: state evicted 41 s ago for KV; 1: last token"
+    assert instead.for_its_client().describe(51.0) == again.describe(51.0)
     assert again.num_missed_tokens() == {Cause.EVICTED_FOR_KV: 99, Cause.LAST_TOKEN: 1}
 
 
@@ -203,8 +205,7 @@ def test_where_states_stand_at_ends_of_chunks_the_rest_of_a_known_chunk_is_round
 
 def test_what_was_kept_instead_is_remembered_through_splits_and_merges() -> None:
     tree = RadixTree(max_ghosts=9)
-    hybrid = HybridCache(tree, Judicious(), Order(SeparateLru(TWO_POOLS)))
-    path = pack([*range(100)])
+    hybrid = HybridCache(tree, Judicious(), Order(BestEviction(COSTS, Forecast(Turns(1)), TWO_POOLS)))
 
     def left(ids: list[int], depths: list[int], now_s: float) -> None:
         request = Request(pack(ids), len(ids), 0, len(ids), now_s)
@@ -212,71 +213,51 @@ def test_what_was_kept_instead_is_remembered_through_splits_and_merges() -> None
 
     left([*range(100)], [30, 60, 100], 1.0)
     left([*range(500, 520)], [20], 4.0)
-    request = Request(path, 100, 0, 100, 5.0)
-    hybrid.begin(Lease(request, hybrid.match(request)), 5.0)  # the state at 60 is used
     assert hybrid.evict(Need.STATE, 5.0) is not None
-    expected = Kept(100, Place.PROMPT_END, RankedBy.LAST_USE, 1.0, 1.0)
+
+    def kept() -> list[Kept]:
+        nodes = (node for root in tree.roots.values() for node in root.walk())
+        return [absence.kept for node in nodes for absence in node.absences or () if absence.kept is not None]
+
+    (expected,) = kept()
+    assert expected.num_times >= 1.0
     left([*range(20), 7, 7], [22], 6.0)  # splits the span that was merged
-
-    def kept() -> list[Kept | None]:
-        return [absence.kept for node in tree.nodes() for absence in node.absences or ()]
-
-    assert kept() == [expected]
+    assert expected in kept()
     for _ in range(3):
         assert hybrid.evict(Need.KV, 7.0) is not None
     hybrid.check_invariants()
-    assert expected in [absence.kept for node in tree.root().walk() for absence in node.absences or ()]
+    assert expected in kept()
 
 
-@pytest.mark.parametrize("rule", ["lru", "marconi", "best"])
-def test_what_was_kept_instead_is_what_the_rule_ranks_behind_the_victim(rule: str) -> None:
-    eviction: Eviction = SeparateLru(TWO_POOLS)
-    if rule == "marconi":
-        eviction = UtilityEviction(COSTS, 0.0, frozenset({Need.BYTES}))
-    if rule == "best":
-        eviction = BestEviction(COSTS, Forecast(Turns(1)), TWO_POOLS)
-    pools = JointPool(1_000, 3, 40, 1) if rule == "marconi" else Pools(240, 30)
+def test_what_was_kept_instead_is_what_the_rule_ranks_behind_the_victim() -> None:
+    eviction = BestEviction(COSTS, Forecast(Turns(1)), TWO_POOLS)
     hybrid = HybridCache(RadixTree(1, ALL), Judicious(), Order(eviction))
-    replay, num_compared = ServerReplay(hybrid, pools, Scheduling()), 0
-    spared_by = eviction.spared
+    replay, num_compared = ServerReplay(hybrid, Pools(240, 30), Scheduling()), 0
+    kept_instead, forecast = eviction.kept_instead, eviction.forecast
 
     def worth(node: NodeView, need: Need) -> float:
-        if not isinstance(eviction, BestEviction):
-            return node.last_pass_s if need is Need.KV else node.last_hit_s
         held = eviction._classes[need].class_of(node)
         assert held is not None
-        forecast = eviction.forecast
         return float(log2_worth(forecast.log2_index[held[0]], held[1], forecast.now_s - node.last_hit_s))
 
-    def compared(victim: NodeView, need: Need) -> Spared | None:
+    def compared(victim: NodeView, need: Need) -> tuple[NodeView, float] | None:
         nonlocal num_compared
-        of_victim, spared = worth(victim, need), spared_by(victim, need)
-        heads: list[NodeView | None] = [each for each, tier in hybrid.order._tiers.items() if tier is None]
-        if isinstance(eviction, BestEviction):
-            own = eviction._classes[need].class_of(victim)
-            others = [each for key, each in eviction._classes[need]._classes.items() if key != own]
-            heads = [each.entries[0][2] for each in others if each.entries]
-        if isinstance(eviction, UtilityEviction):
-            classes = eviction._of_need[need]
-            row = classes._held[victim][1]
-            heads = [queue.first() for other, queue in enumerate(classes._queues) if other != row]
-        ranked = [each for each in heads if each is not None and each is not victim]
-        worths = sorted(worth(each, need) for each in ranked if need is not Need.KV or not each.num_children)
+        before = list(eviction._classes[need]._worths)
+        found = kept_instead(victim, need)
+        assert (kept_instead(victim, need), eviction._classes[need]._worths) == (found, before), "asking changes it"
+        own = eviction._classes[need].class_of(victim)
+        others = [each for key, each in eviction._classes[need]._classes.items() if key != own]
+        worths = sorted(worth(each.entries[0][2], need) for each in others if each.entries)
         if not worths:
-            assert spared is None
-            return None
-        if spared is None:
-            assert rule == "best", "the youngest of its class, which is the exception"
-            return None
-        node, *of_both = spared
-        assert worth(node, need) == pytest.approx(worths[0])
-        assert of_both[1] <= of_both[0]
-        if rule != "marconi":
-            assert of_both == pytest.approx([worths[0], of_victim])
-        num_compared += 1
-        return spared
+            assert found is None
+        elif found is not None:  # or the victim is the youngest of its class
+            node, num_times = found
+            assert worth(node, need) == pytest.approx(worths[0])
+            assert num_times == pytest.approx(2.0 ** (worths[0] - worth(victim, need)))
+            num_compared += 1
+        return found
 
-    eviction.spared = compared  # type: ignore[method-assign]
+    eviction.kept_instead = compared  # type: ignore[method-assign]
     for request in requests(2, 250):
         replay.serve(request)
         hybrid.check_invariants()

@@ -15,8 +15,8 @@ Of equal nodes the one made first is evicted, unless a rule says otherwise.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum, StrEnum
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from enum import Enum, IntEnum
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from marconi.policy.forecast.hazard import Floats
 from marconi.policy.forecast.turns import DivergenceWindow, Turns
@@ -177,27 +177,12 @@ class Role(IntEnum):
     """Several children."""
 
 
-class RankedBy(StrEnum):
-    """The unit of a rule's worths: what it evicts is the least."""
-
-    LAST_USE = "last_use"
-    """When a request last used a state or its KV, in seconds."""
-    LOG2_WORTH = "log2_worth"
-    """log2 of an expected saving."""
-    SCORE = "score"
-    """A sum of shares."""
-
-
 _T = TypeVar("_T")
 
 
 def for_states(of_need: Mapping[Need, _T]) -> _T:
     """The entry for the memory that states take: their own pool's, else the one pool's; KV's if there is no other."""
     return of_need[min(of_need, key=lambda need: need is Need.KV)]
-
-
-Spared: TypeAlias = tuple[NodeView, float, float]
-"""A state that a rule did not evict, its worth, and that of the victim."""
 
 
 class PlannedState(NamedTuple):
@@ -220,8 +205,6 @@ class Eviction(ABC):
 
     follows_ghosts: ClassVar[bool] = False
     """Whether `discard` is called as well for nodes that are not ranked and not in use, whenever they change."""
-    ranked_by: ClassVar[RankedBy | None] = None
-    """The unit of the worths in `spared`; None for a rule that says nothing there."""
     turns: Turns | None = None
     """Where prompts are left, as the rule learns it; None if it does not."""
     guard: DivergenceWindow | None = None
@@ -254,11 +237,11 @@ class Eviction(ABC):
         rule's own. The rule looks up what it has at hand, so that asking changes no victim.
         """
 
-    def spared(self, victim: NodeView, need: Need) -> Spared | None:
-        """The next of least worth among those that were weighed for `victim`, which was named last and is evicted.
+    def kept_instead(self, victim: NodeView, need: Need) -> tuple[NodeView, float] | None:
+        """The state next in line behind `victim`, which was named last, and how many times as much it is worth.
 
-        What the rule has at hand, no new ranking: None if that says nothing, or if there is no other state. It may take
-        `victim` out of its order.
+        From what naming the victim computed, and it changes nothing: None if that says nothing, or of a rule whose
+        ranks are no savings.
         """
         return None
 

@@ -38,7 +38,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
-from marconi.policy.base import Need, RankedBy
+from marconi.policy.base import Need
 from marconi.policy.eviction.order import Order
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Place, place_of
@@ -267,28 +267,20 @@ class Misses:
 
 def kept_instead(order: Order, victim: Node | HostCopy, need: Need) -> Kept | None:
     """Describe the state that `order` keeps while it evicts `victim`; None if its rule names none."""
-    spared = order.spared(victim, need)
-    if spared is None:
+    found = order.kept_instead(victim, need)
+    if found is None:
         return None
-    view, worth, victim_worth = spared
+    view, num_times = found
     node = view.node if isinstance(view, HostCopy) else view
     assert isinstance(node, Node)
-    assert order.ranks_by is not None
-    return Kept(node.depth, place_of(node), order.ranks_by, worth, victim_worth)
+    return Kept(node.depth, place_of(node), num_times)
 
 
 def said_of(kept: Kept) -> str:
     """A state that was kept instead of an evicted one, for people."""
-    depth, place, ranked_by, worth, victim_worth = kept
+    depth, place, num_times = kept
     assert isinstance(place, Place)
-    match ranked_by:
-        case RankedBy.LAST_USE:
-            compared = f"used {_duration(worth - victim_worth)} later"
-        case RankedBy.LOG2_WORTH:
-            compared = f"worth {2.0 ** (worth - victim_worth):.3g} times as much"
-        case _:
-            compared = f"ranked {worth:.3g} against {victim_worth:.3g}"
-    return f"{_PLACES[place]} at {depth:,} tokens, {compared}"
+    return f"{_PLACES[place]} at {depth:,} tokens, worth {num_times:.3g} times as much"
 
 
 def _remembered(match: Match, hit: int, seen: int) -> list[Part] | None:

@@ -64,20 +64,14 @@ class LeftBy(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The state that an eviction order kept when it evicted another: the next of least worth among those it weighed.
-
-    Worths are in the unit of `ranked_by`; the tree only keeps them.
-    """
+    """The state that an eviction order kept when it evicted another: the next of least worth among those it weighed."""
 
     depth: int
     """In tokens."""
     place: StrEnum
-    """A member of `policy.residency.Place`."""
-    ranked_by: StrEnum
-    """A member of `policy.base.RankedBy`."""
-    worth: float
-    victim_worth: float
-    """The evicted state's."""
+    """A member of `policy.residency.Place`; the tree only keeps it."""
+    num_times: float
+    """Its worth over that of the evicted state."""
 
 
 class Absence(NamedTuple):

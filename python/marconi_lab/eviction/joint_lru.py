@@ -3,7 +3,7 @@
 One budget, leaves only, and a hit refreshes the whole path.
 """
 
-from marconi.policy.base import NodeView, RankedBy, Scope
+from marconi.policy.base import NodeView, Scope
 from marconi.policy.eviction.ranked import RankedEviction
 
 
@@ -11,7 +11,6 @@ class JointLru(RankedEviction):
     """Leaves, by last pass."""
 
     scope = Scope.LEAVES
-    ranked_by = RankedBy.LAST_USE
 
     def worth(self, node: NodeView) -> float:
         """When a request last ran through it."""

@@ -54,7 +54,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, RankedBy, Scope, Spared, for_states
+from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, Scope, for_states
 from marconi.policy.eviction.order import Octaves
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.hazard import NUM_BINS, Floats
@@ -108,7 +108,7 @@ class _Class:
 
     @property
     def youngest(self) -> _Entry:
-        """Of several the one made first."""
+        """The entry of the latest hit; where several nodes have it, that of the one made first."""
         entries = self.entries
         return entries[bisect_left(entries, entries[-1][:1])]
 
@@ -226,7 +226,7 @@ class AgeingClasses:
         worths = index + rise * (places - lower) + keys[:, 1] / LEVELS_PER_OCTAVE
         return np.stack((np.where(numbers == 0, np.nan, worths), last_hits_s), axis=1)
 
-    def spared(self, victim: NodeView) -> Spared | None:
+    def kept_instead(self, victim: NodeView) -> tuple[NodeView, float] | None:
         """The least valuable oldest of another class, as it was weighed for `victim`, the oldest of its own."""
         held, worths = self.held.get(victim), self._worths
         if held is None:
@@ -234,10 +234,12 @@ class AgeingClasses:
         head, row = held[0].head, held[0].row
         if head is None or head[2] is not victim or row >= len(worths):
             return None
-        victim_worth, worths[row] = worths[row], math.inf
-        least = min(worths)
-        kept = None if least == math.inf else self._rows[worths.index(least)].head
-        return None if kept is None else (kept[2], least, victim_worth)
+        least = min([*worths[:row], *worths[row + 1 :]], default=math.inf)
+        if least == math.inf:
+            return None
+        at = worths.index(least)
+        kept = self._rows[at if at != row else worths.index(least, row + 1)].head
+        return None if kept is None else (kept[2], 2.0 ** (least - worths[row]))
 
     def _least_of_both_ends(self, worths: list[float], now_s: float) -> NodeView | None:
         """Find the least like `least`, with the youngest of rows whose index rises."""
@@ -336,7 +338,6 @@ class BestEviction(Eviction):
 
     scope = Scope.ANY
     follows_ghosts = True
-    ranked_by = RankedBy.LOG2_WORTH
 
     def __init__(
         self,
@@ -407,9 +408,9 @@ class BestEviction(Eviction):
         """log2 of the worth by the forecast of when the node was last reported, and the last hit."""
         return for_states(self._classes).worths(nodes, self.forecast.log2_index, now_s)
 
-    def spared(self, victim: NodeView, need: Need) -> Spared | None:
+    def kept_instead(self, victim: NodeView, need: Need) -> tuple[NodeView, float] | None:
         """The next of least worth, as it was weighed for `victim`."""
-        return self._classes[need].spared(victim)
+        return self._classes[need].kept_instead(victim)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least worth; `KeyError` for a need that the rule was not made for."""

@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from marconi.policy.base import Eviction, Need, NodeView, RankedBy, Spared, for_states
+from marconi.policy.base import Eviction, Need, NodeView, for_states
 from marconi.policy.eviction.order import Octaves, VictimQueue
 from marconi.policy.eviction.spread import Spread
 from marconi.policy.forecast.hazard import Floats
@@ -41,8 +41,6 @@ benefit_class: Final = Octaves(CLASSES_PER_OCTAVE, least=1e-9).step
 
 class ClassedEviction(Eviction):
     """Evicts the least of recency plus weighed benefit; `weight` may be changed at any time."""
-
-    ranked_by = RankedBy.SCORE
 
     def __init__(self, weight: float, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         """`ValueError` for a negative or infinite weight."""
@@ -77,10 +75,6 @@ class ClassedEviction(Eviction):
         """S, less what is the same for all, and the last hit; the victim is within the bound that the module gives."""
         return for_states(self._of_need).worths(nodes, self.weight, now_s, self.unit_s)
 
-    def spared(self, victim: NodeView, need: Need) -> Spared | None:
-        """The next of least S, as it was weighed for `victim`."""
-        return self._of_need[need].spared(victim)
-
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least S; `KeyError` for a need that the rule was not made for."""
         return self._of_need[need].least(self.weight, now_s, self.unit_s)
@@ -101,9 +95,7 @@ class _Classes:
         "_oldest_s",
         "_queues",
         "_row_of_class",
-        "_scores",
         "_spread",
-        "_unit",
     )
 
     def __init__(self) -> None:
@@ -117,9 +109,6 @@ class _Classes:
         """Last hit of each class's oldest node; infinite where the class is empty."""
         self._benefits: list[float] = []
         """Benefit of each class's oldest node; 0 where the class is empty."""
-        self._scores: list[float] = []
-        """S of each class's oldest node when the last victim was named, in `_unit`."""
-        self._unit = 1.0
         self._changed: dict[int, None] = {}
         """Rows whose oldest may be another one."""
         self._asked: tuple[float, float, float] | None = None
@@ -163,7 +152,6 @@ class _Classes:
             (oldest_s - t_min) * spread + weight * (benefit - b_min) * unit
             for oldest_s, benefit in zip(self._oldest_s, self._benefits, strict=True)
         ]
-        self._scores, self._unit = scores, spread * unit
         least = min(scores)
         if scores.count(least) == 1:
             named = self._queues[scores.index(least)].first()
@@ -185,16 +173,6 @@ class _Classes:
         last_hits_s = np.array([node.last_hit_s for node in nodes], np.float64)
         scores = (last_hits_s - now_s) / unit + weight * benefits / ((b_max - b_min) or 1.0)
         return np.stack((scores, last_hits_s), axis=1)
-
-    def spared(self, victim: NodeView) -> Spared | None:
-        """The oldest of another class with the least S, as it was weighed for `victim`."""
-        held, scores = self._held.get(victim), self._scores
-        if held is None or held[1] >= len(scores):
-            return None
-        victim_score, scores[held[1]], self._asked = scores[held[1]], math.inf, None
-        least = min(scores)
-        kept = None if least == math.inf else self._queues[scores.index(least)].first()
-        return None if kept is None else (kept, least / self._unit, victim_score / self._unit)
 
     def _row(self, benefit: float) -> int:
         index = benefit_class(benefit)

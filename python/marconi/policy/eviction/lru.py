@@ -4,7 +4,7 @@ KV is evicted leaf by leaf, the leaf first through which no request has run for 
 own, on which only the state that a request started from is refreshed, interior ones included.
 """
 
-from marconi.policy.base import NodeView, RankedBy, Scope
+from marconi.policy.base import NodeView, Scope
 from marconi.policy.eviction.ranked import RankedEviction
 
 
@@ -12,7 +12,6 @@ class SeparateLru(RankedEviction):
     """Two orders: KV by last pass, states by last hit."""
 
     scope = Scope.ANY
-    ranked_by = RankedBy.LAST_USE
 
     def worth(self, node: NodeView) -> float:
         """When a request last started from it."""

@@ -33,7 +33,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from marconi.policy.base import Eviction, Need, NodeView, PlannedState, Scope, Spared
+from marconi.policy.base import Eviction, Need, NodeView, PlannedState, Scope
 from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease
 
@@ -115,10 +115,6 @@ class VictimQueue:
         absent = next((_absent(entry[0]) for entry in found if entry is not None), math.nan)
         keys = np.array([absent if entry is None else entry[0] for entry in found], np.float64)
         return keys if keys.ndim > 1 else keys[:, None]
-
-    def take(self, node: NodeView) -> Entry | None:
-        """Remove `node`; returns its entry."""
-        return self._entries.pop(node, None)
 
     def first_entry(self) -> Entry | None:
         """The lowest key, the serial and the node of it."""
@@ -208,8 +204,6 @@ class Order(Eviction):
     def __init__(self, rule: Eviction) -> None:
         """`rule` knows no node yet."""
         self.rule = rule
-        self.ranks_by = rule.ranked_by
-        """The unit of the worths in `spared`."""
         self._max_children = rule.scope.value
         self._follows_ghosts = rule.follows_ghosts
         self._has_scope = rule.scope is not Scope.ANY
@@ -294,9 +288,9 @@ class Order(Eviction):
         """States that waiting requests would start from, and that are evicted after all others."""
         return len(self._awaited.all)
 
-    def spared(self, victim: NodeView, need: Need) -> Spared | None:
+    def kept_instead(self, victim: NodeView, need: Need) -> tuple[NodeView, float] | None:
         """The rule's answer for a state that it ranks, else None."""
-        return None if self._tiers.get(victim, self._leaving) else self.rule.spared(victim, need)
+        return None if self._tiers.get(victim, self._leaving) else self.rule.kept_instead(victim, need)
 
     def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
         """The rule's answer for a victim that it ranks; True for any other."""

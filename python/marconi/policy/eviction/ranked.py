@@ -7,7 +7,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from marconi.policy.base import Eviction, Need, NodeView, Spared, for_states
+from marconi.policy.base import Eviction, Need, NodeView, for_states
 from marconi.policy.eviction.order import Key, VictimQueue
 from marconi.policy.forecast.hazard import Floats
 
@@ -46,18 +46,6 @@ class RankedEviction(Eviction):
     def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
         """Worths as they were when the nodes were reported."""
         return for_states(self._queues).keys(nodes)
-
-    def spared(self, victim: NodeView, need: Need) -> Spared | None:
-        """The first behind it, where `ranked_by` says what worths mean."""
-        if self.ranked_by is None:
-            return None
-        queue = self._queues[need]
-        entry, kept = queue.take(victim), queue.first_entry()
-        if entry is None or kept is None:
-            return None
-        assert not isinstance(entry[0], tuple)
-        assert not isinstance(kept[0], tuple)
-        return kept[2], kept[0], entry[0]
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least worth; `KeyError` for a need that the rule was not made for."""

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marconi.policy.base import Eviction, Need, NodeView, RankedBy, Scope, Spared, for_states
+from marconi.policy.base import Eviction, Need, NodeView, Scope, for_states
 from marconi.policy.eviction.conversation import Conversation, Conversations
-from marconi.policy.eviction.order import Entry, VictimQueue
+from marconi.policy.eviction.order import VictimQueue
 from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease, Request
 
@@ -26,7 +26,6 @@ class TailOptimizedEviction(Eviction):
     """Evicts what the next prompts can do without, then the least recently used."""
 
     scope = Scope.LEAVES
-    ranked_by = RankedBy.LAST_USE
 
     def __init__(self, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         self.conversations = Conversations()
@@ -90,15 +89,6 @@ class TailOptimizedEviction(Eviction):
                 rows[at, 0], rows[at, 1:] = number, side.keys([nodes[index] for index in at])
         return rows
 
-    def spared(self, victim: NodeView, need: Need) -> Spared | None:
-        """The first behind it on its side; the two sides have no common worth."""
-        for side in self._sides[need]:
-            entry = side.take(victim)
-            if entry is not None:
-                kept = side.first_entry()
-                return None if kept is None else (kept[2], _last_use(kept), _last_use(entry))
-        return None
-
     def _settle(self) -> None:
         """Rank the nodes of conversations that have become longer again."""
         for conversation in self._unsettled:
@@ -121,8 +111,3 @@ class TailOptimizedEviction(Eviction):
             else:
                 free.discard(node)
                 needed.put(node, key)
-
-
-def _last_use(entry: Entry) -> float:
-    key = entry[0]
-    return key[0] if isinstance(key, tuple) else key
