@@ -42,7 +42,7 @@ from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Trace
 from marconi.replay.admission.chunk_end import ExtraBuffer
-from marconi.replay.inputs import DEFAULT_SESSION_RATE, GENERATE
+from marconi.replay.inputs import GENERATE
 from marconi.replay.most_hit import Limit, most_hit_tokens
 from marconi.replay.plan import make_plan
 from marconi.replay.pools import JointPool, Pool, Pools
@@ -51,6 +51,7 @@ from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Demand, Half, ReadOptions, generate, preset, read
+from marconi.replay.trace.arrivals import SESSION_RATE
 from marconi.replay.trace.base import UnusedOption
 from marconi.tree import RadixTree
 
@@ -83,7 +84,7 @@ class Input:
 @cache
 def _read(given: Input, half: Half) -> Trace:
     if given.path.startswith(GENERATE):
-        rate = DEFAULT_SESSION_RATE if given.session_rate is None else given.session_rate
+        rate = SESSION_RATE if given.session_rate is None else given.session_rate
         demand = Demand(NUM_DRAWN_SESSIONS, rate, seed=_SEEDS[half])
         whole = generate(preset(given.path.removeprefix(GENERATE)), demand)
     else:

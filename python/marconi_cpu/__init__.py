@@ -1,7 +1,7 @@
 """A platform on which SGLang serves hybrid models with plain torch: no accelerator, no Triton, no graphs.
 
 It is chosen by name, `SGLANG_PLATFORM=marconi_cpu`, and does nothing otherwise. `platform.py` is the device as SGLang
-sees it; `launchers.py` puts a function in the place of each Triton launcher (`upstream.py` lists them), which takes
+sees it; `launchers.py` puts a function in the place of each Triton launcher (`upstream.toml` lists them), which takes
 upstream's arguments, refuses those that it does not support, and calls an operator of `sgl_kernel_ext`. It is made for
 tests, demonstrations and development: every token and every cached state is exact, times say nothing about an
 accelerator.

@@ -1,6 +1,6 @@
 """SGLang's server with hooks that raise where a file says so, named by `MARCONI_TEST_FAULT_FILE`.
 
-The file holds `NAME WHEN RANKS`: a hook as `upstream.py` spells it or a kernel as `KERNELS` here does, `before` or
+The file holds `NAME WHEN RANKS`: a hook as `upstream.toml` spells it or a kernel as `KERNELS` here does, `before` or
 `after` its work, on rank `1` or `all`; nothing, where nothing raises. A flush plans again, so that one server has one
 fault after the other. `MARCONI_TEST_CONTROL` takes out what the tests are about:
 

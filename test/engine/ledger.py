@@ -1,6 +1,6 @@
 """The ledger of SGLang, written down by `make ledger`: the page of what is changed, and the signatures of what is used.
 
-    changed    the targets of the three `upstream.py`: of the cache, the CPU platform and the demo
+    changed    the targets of both `upstream.toml`: of the cache; of the CPU platform and the demo
     used       in the source: imports of SGLang, what is read of them, and attributes of its objects, which are known by
                their annotation or by what they are called (`CALLED`); and what no source shows (`UNSEEN`)
 
@@ -21,11 +21,10 @@ from marconi.engine import upstream as of_engine
 from marconi.engine.touch import Group, resolve, signature_of
 from marconi.engine.version import VERIFIED_SGLANG
 from marconi_cpu import upstream as of_cpu
-from marconi_cpu.demo import upstream as of_demo
 
 ROOT: Final = Path(__file__).parents[2]
-GROUPS: Final = (*of_engine.GROUPS, *of_cpu.GROUPS, *of_demo.GROUPS)
-"""What a process takes on, of all three."""
+GROUPS: Final = (*of_engine.GROUPS, *of_cpu.GROUPS, of_cpu.DEMO)
+"""What a process takes on."""
 
 PAGE: Final = ROOT / "python/marconi/engine/UPSTREAM.md"
 SNAPSHOT: Final = Path(__file__).with_name("upstream_signatures.json")
@@ -291,9 +290,9 @@ def page() -> str:
     """`UPSTREAM.md`: what is changed."""
     head = (
         "# Every change of SGLang\n\n"
-        f"Verified on SGLang {', '.join(VERIFIED_SGLANG)}. Written by `make ledger` from `engine/upstream.py`, "
-        "`cpu/upstream.py` and `demo/upstream.py`; the contract test fails when a target is missing, when its "
-        "signature moved, or when this page is behind. Targets are below `sglang`.\n"
+        f"Verified on SGLang {', '.join(VERIFIED_SGLANG)}. Written by `make ledger` from "
+        "`marconi/engine/upstream.toml` and `marconi_cpu/upstream.toml`; the contract test fails when a target is "
+        "missing, when its signature moved, or when this page is behind. Targets are below `sglang`.\n"
     )
     return head + "".join(map(_section, GROUPS))
 

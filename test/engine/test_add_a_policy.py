@@ -7,6 +7,7 @@ import pytest
 
 from marconi.engine.policies import PolicyChoice
 from marconi.policy import catalog
+from marconi.replay.catalog import ReplayPolicy
 from rig.pools import Strategy
 from structure.pages import blocks, page
 
@@ -21,7 +22,7 @@ def test_the_policy_of_the_page_is_served(monkeypatch: pytest.MonkeyPatch) -> No
     rule, entry, *_ = (block.text for block in blocks(page("docs/add-a-policy.md")) if block.kind == "python")
     defined: dict[str, Any] = {"__name__": "largest"}
     exec(rule, defined)  # noqa: S102 - the page's own code
-    added = eval(entry, {**vars(catalog), **defined})  # noqa: S307
+    added = eval(entry, {"ReplayPolicy": ReplayPolicy, **defined})  # noqa: S307
     with pytest.raises(ValueError, match=r"^unknown policy 'largest': a server offers lru, marconi, tail, best$"):
         replayed(setting, choice)
     monkeypatch.setattr(catalog, "SERVED", MappingProxyType({**catalog.SERVED, added.name: added}))

@@ -47,7 +47,7 @@ from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.explain import Explained, Explanations, uncached
 from marconi.engine.faults import OF_PROCESS, Faults
-from marconi.engine.flags import Check, Flags
+from marconi.engine.flags import Check, Explain, Flags
 from marconi.engine.int8.pools import Int8Pools
 from marconi.engine.joint.pools import JointMemory, JointPools
 from marconi.engine.metrics import CacheMetrics, labels
@@ -410,7 +410,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         hybrid = self.tree_core.hybrid
         if not req.retracted_stain:
             self.stats.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
-            diverged = divergence_of(lease.request, hybrid.tree) if self.flags.explain_text else None
+            diverged = divergence_of(lease.request, hybrid.tree) if self.flags.explanations is Explain.TEXT else None
             explanation = hybrid.begin(lease, now_s, self._grid_of_sglang)
             if explanation is not None:
                 notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)

@@ -1,4 +1,4 @@
-"""A touch: one place where this project changes what SGLang does (`upstream.py` lists those of a package).
+"""A touch: one place where this project changes what SGLang does (`upstream.toml` lists those of a package).
 
 SGLang only logs a hook that fails, and an internal that moved shows as a wrong answer much later. So a hook must be
 found inside its target before anything is served (`require_hooked`), and the contract test holds the signature of each
@@ -10,8 +10,10 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from marconi.engine import faults
@@ -77,6 +79,11 @@ class Group:
     def hooks(self) -> tuple[Touch, ...]:
         """Those that are put in by name."""
         return tuple(touch for touch in self.touches if touch.hook)
+
+
+def groups_of(path: Path) -> dict[str, Group]:
+    """The groups that a TOML file lists, by name, in its order; raises `msgspec.ValidationError` for other fields."""
+    return msgspec.toml.decode(path.read_bytes(), type=dict[str, Group])
 
 
 def resolve(target: str) -> Any:

@@ -1,6 +1,6 @@
 """Which SGLang this project was verified on, and the refusal to run on any other.
 
-The plugin reaches into SGLang beyond its public interface (`upstream.py` lists where), so a release that nobody
+The plugin reaches into SGLang beyond its public interface (`upstream.toml` lists where), so a release that nobody
 looked at may serve wrong tokens without an error. Refusing is the only safe default.
 """
 
