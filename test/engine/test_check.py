@@ -208,7 +208,7 @@ def test_a_refusal_that_is_new_or_lifted_is_so_for_both(host: Host, monkeypatch:
     argv = ("--load-format", "dummy")
     assert first(checked(*argv)) is host.refusal(*argv) is None
     new = Unsupported("load_format", lambda value: value == "dummy", "a reason")
-    monkeypatch.setattr(support, "UNSUPPORTED", (new,))
+    monkeypatch.setattr(support, "REFUSED_CACHES", (new,))
     assert first(checked(*argv)) == host.refusal(*argv) != None  # noqa: E711
     assert first(checked("--enable-hisparse")) is host.refusal("--enable-hisparse") is None
 

@@ -15,8 +15,6 @@ from sglang.srt.mem_cache.mamba_checkpoint_pool import Int8CheckpointStore, Mamb
 from marconi.engine.int8.division import checkpoint_bytes_of
 from marconi.engine.int8.pools import Int8Pools
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.support import require_plain
-from marconi.engine.version import Refusal
 from marconi.policy.base import Costs
 from marconi.policy.int8 import Division, PerRequest, divide
 from rig.clock import TraceClock
@@ -226,40 +224,3 @@ def test_a_division_that_keeps_no_more_states_than_full_precision_is_warned_of(
     assert str(warnings[4]).endswith(
         "where full precision would keep 3: leave it out, or give states more memory (--mamba-full-memory-ratio)"
     )
-
-
-# Refusals
-
-
-PLAIN = SimpleNamespace(
-    enable_unified_memory=False,
-    enable_hierarchical_cache=False,
-    speculative_algorithm=None,
-    disaggregation_mode="null",
-    mamba_radix_cache_strategy="extra_buffer",
-)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "option"),
-    [
-        ("enable_unified_memory", True, "--enable-unified-memory"),
-        ("enable_hierarchical_cache", True, "--enable-hierarchical-cache"),
-        ("speculative_algorithm", "NEXTN", "--speculative-algorithm"),
-        ("disaggregation_mode", "prefill", "--disaggregation-mode"),
-        ("mamba_radix_cache_strategy", "extra_buffer_lazy", "--mamba-radix-cache-strategy extra_buffer_lazy"),
-    ],
-)
-def test_what_knows_nothing_of_a_pool_of_checkpoints_is_refused_in_one_line(
-    field: str, value: Any, option: str
-) -> None:
-    require_plain(PLAIN, "judicious")
-    with pytest.raises(Refusal) as refused:
-        require_plain(SimpleNamespace(**{**vars(PLAIN), field: value}), "judicious")
-    assert str(refused.value).startswith(f"--enable-int8-mamba-checkpoint is not supported with {option} and")
-    assert "\n" not in str(refused.value)
-
-
-def test_another_admission_is_refused_with_it() -> None:
-    with pytest.raises(Refusal, match="with --marconi-admission chunk-end and"):
-        require_plain(PLAIN, "chunk-end")

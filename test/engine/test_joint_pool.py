@@ -9,9 +9,7 @@ import torch
 
 from marconi.engine.backend import pool_costs
 from marconi.engine.joint.pools import JointPools
-from marconi.engine.policies import CHUNK_END, JUDICIOUS, ONE_POOL, PolicyChoice, hybrid_cache
-from marconi.engine.support import require_planned_states
-from marconi.engine.version import Refusal
+from marconi.engine.policies import ONE_POOL, PolicyChoice, hybrid_cache
 from marconi.policy.base import Costs, Need
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import JointPool
@@ -241,9 +239,3 @@ def test_a_hit_for_whose_copy_no_slot_can_be_had_is_none() -> None:
         cache.tree_core.drain(cache.tree_core.hybrid.evict(Need.BYTES, 1.0))
     assert slots.schedulable_available_size() == 0
     assert cache._look_up(match).match.source is None
-
-
-def test_one_pool_wants_planned_states() -> None:
-    require_planned_states(JUDICIOUS)
-    with pytest.raises(Refusal, match="--enable-unified-memory is only supported with --marconi-admission judicious"):
-        require_planned_states(CHUNK_END)

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,23 +15,12 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
-from marconi.engine import service
+from marconi.engine import support
 from marconi.engine.backend import require_room
 from marconi.engine.flags import Flags
 from marconi.engine.policies import CHUNK_END, JUDICIOUS
-from marconi.engine.service import Facts, require
 from marconi.engine.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHMS
-from marconi.engine.support import (
-    NOTED,
-    UNSUPPORTED,
-    Noted,
-    Unsupported,
-    notes,
-    refusals,
-    require_locked_states,
-    require_overlapped,
-    require_whole_locks,
-)
+from marconi.engine.support import NOTED, UNSUPPORTED, Facts, Launch, Noted, Unsupported, notes, require
 from marconi.engine.version import Refusal
 from marconi.policy import catalog
 
@@ -52,6 +42,18 @@ SERVED: dict[str, Any] = {
     "hicache_write_policy": "write_back",
     "tokenizer_worker_num": 2,
 }
+
+
+def refusals(server_args: Any) -> Iterator[str]:
+    """The lines of settings that no hybrid model is served with."""
+    lines = (each.said_of(Launch(server_args, Flags())) for each in UNSUPPORTED)
+    return (line for line in lines if line is not None)
+
+
+def against(facts: Facts, admission: str = JUDICIOUS, **given: Any) -> list[str]:
+    """The lines of a hybrid model's cache."""
+    server_args = ServerArgs("model", **{"mamba_radix_cache_strategy": "extra_buffer", **given})
+    return list(support.against_cache(server_args, Flags(admission=admission), facts))
 
 
 @pytest.mark.parametrize("unsupported", UNSUPPORTED, ids=lambda each: each.field)
@@ -116,15 +118,15 @@ def test_what_hangs_on_the_model_or_the_ranks_is_refused_there_alone(
 ) -> None:
     defaults = {"mamba_radix_cache_strategy": "auto", "speculative_algorithm": None, "disaggregation_mode": "null"}
     defaults |= {"disable_overlap_schedule": False}
-    found = list(service.against_cache(SimpleNamespace(**defaults | given), Flags(), facts))
+    found = list(support.against_cache(SimpleNamespace(**defaults | given), Flags(), facts))
     assert len(found) == (expected is not None)
     assert all(expected is not None and expected in line for line in found)
 
 
 @pytest.mark.parametrize("facts", [Facts(is_hybrid=False), Facts(is_hybrid=True, is_cache_disabled=True)])
 def test_a_record_is_refused_where_the_cache_is_sglangs_own(facts: Facts) -> None:
-    assert list(service.against_cache(SimpleNamespace(), Flags(), facts)) == []
-    (line,) = service.against_cache(SimpleNamespace(), Flags(record=Path("served")), facts)
+    assert list(support.against_cache(SimpleNamespace(), Flags(), facts)) == []
+    (line,) = support.against_cache(SimpleNamespace(), Flags(record=Path("served")), facts)
     assert line.startswith("--marconi-record: the cache is SGLang's own here")
 
 
@@ -137,8 +139,8 @@ def test_drafts_whose_steps_are_not_followed_are_refused_in_one_pool() -> None:
             disaggregation_mode="null",
             disable_overlap_schedule=False,
         )
-        assert list(service.against_cache(server_args, Flags(), replace(facts, has_one_pool=False))) == []
-        lines = list(service.against_cache(server_args, Flags(), facts))
+        assert list(support.against_cache(server_args, Flags(), replace(facts, has_one_pool=False))) == []
+        lines = list(support.against_cache(server_args, Flags(), facts))
         assert [line.split(" and ")[0] for line in lines] == [
             "--speculative-algorithm DSPARK is not supported with --enable-unified-memory"
         ] * (not is_served)
@@ -148,15 +150,15 @@ def test_drafts_whose_steps_are_not_followed_are_refused_in_one_pool() -> None:
 def test_a_host_tier_of_no_size_is_refused(ratio: float) -> None:
     server_args = ServerArgs("model", enable_hierarchical_cache=True, hicache_ratio=ratio)
     with pytest.raises(Refusal, match=f"^--hicache-ratio must be above 0, such as 2 for .*, got {ratio:g}$"):
-        require(service.against_arguments(server_args, Flags()))
+        require(support.against_arguments(server_args, Flags()))
 
 
 @pytest.mark.parametrize(
     "given", [{"hicache_ratio": 0.1}, {"hicache_ratio": None}, {"hicache_ratio": -1.0, "hicache_size": 4}]
 )
 def test_a_host_tier_of_any_size_is_served(given: dict[str, Any]) -> None:
-    require(service.against_arguments(ServerArgs("model", enable_hierarchical_cache=True, **given), Flags()))
-    require(service.against_arguments(ServerArgs("model", hicache_ratio=-1.0), Flags()))
+    require(support.against_arguments(ServerArgs("model", enable_hierarchical_cache=True, **given), Flags()))
+    require(support.against_arguments(ServerArgs("model", hicache_ratio=-1.0), Flags()))
 
 
 @pytest.mark.parametrize("eviction", catalog.SERVED)
@@ -164,14 +166,14 @@ def test_a_rule_that_ranks_by_requests_is_refused_with_a_host_tier_alone(evictio
     """`tail`, which would else fail at the first copy."""
     server_args = ServerArgs("model", enable_hierarchical_cache=True, mamba_radix_cache_strategy="extra_buffer")
     with_tier = Facts(is_hybrid=True, has_host_tier=True)
-    found = list(service.against_cache(server_args, Flags(catalog.PolicySpec(eviction)), with_tier))
+    found = list(support.against_cache(server_args, Flags(catalog.PolicySpec(eviction)), with_tier))
     assert len(found) == (eviction == "tail")
     for line in found:
         assert line.startswith("--marconi-eviction tail is not supported with --enable-hierarchical-cache: ")
         assert line.endswith("; it must be one of lru, marconi, best")
     assert (
         list(
-            service.against_cache(
+            support.against_cache(
                 server_args, Flags(catalog.PolicySpec(eviction)), replace(with_tier, has_host_tier=False)
             )
         )
@@ -199,21 +201,21 @@ def test_drafts_and_roles_are_served_with_a_host_tier_where_loads_are_tested_wit
         "model", enable_hierarchical_cache=True, mamba_radix_cache_strategy="extra_buffer", **given
     )
     with_tier = Facts(is_hybrid=True, has_host_tier=True)
-    found = list(service.against_cache(server_args, Flags(), with_tier))
+    found = list(support.against_cache(server_args, Flags(), with_tier))
     assert len(found) == (expected is not None)
     assert all(line.startswith(f"{expected} --enable-hierarchical-cache") for line in found)
-    assert list(service.against_cache(server_args, Flags(), replace(with_tier, has_host_tier=False))) == []
+    assert list(support.against_cache(server_args, Flags(), replace(with_tier, has_host_tier=False))) == []
 
 
 def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
-    with pytest.raises(Refusal, match="recurrent layers and sliding windows"):
-        require(refusals(SimpleNamespace(), has_sliding_window=True))
+    (line,) = against(Facts(is_hybrid=True, has_sliding_window=True))
+    assert "recurrent layers and sliding windows" in line
 
 
 def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
-    require_whole_locks(envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.default)
-    with pytest.raises(Refusal, match="SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 is not supported with"):
-        require_whole_locks(True)
+    assert against(Facts(is_hybrid=True, skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.default)) == []
+    (line,) = against(Facts(is_hybrid=True, skips_decode_lock=True))
+    assert line.startswith("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 is not supported with")
 
 
 @pytest.mark.parametrize(
@@ -232,12 +234,12 @@ def test_what_is_not_saved_yet_is_refused_with_a_folder_for_states(
     given: dict[str, Any], facts: Facts, says: str
 ) -> None:
     server_args, flags = ServerArgs(model_path="m"), Flags(save_dir=Path("there"))
-    assert [*service.against_saving(server_args, flags, Facts(is_hybrid=True))] == []
+    assert [*support.against_cache(server_args, flags, Facts(is_hybrid=True))] == []
     tiered = ServerArgs(model_path="m", enable_hierarchical_cache=True)
-    assert [*service.against_saving(tiered, flags, Facts(is_hybrid=True, has_host_tier=True))] == []
+    assert [*support.against_cache(tiered, flags, Facts(is_hybrid=True, has_host_tier=True))] == []
     for name, value in given.items():
         setattr(server_args, name, value)
-    (line,) = service.against_saving(server_args, flags, facts)
+    (line,) = support.against_cache(server_args, flags, facts)
     assert line.startswith(f"--marconi-save-dir: {says}")
 
 
@@ -278,14 +280,56 @@ def test_the_page_names_everything_that_is_refused_or_worth_a_line() -> None:
 
 
 def test_a_lazy_second_slot_is_refused_where_scheduling_does_not_overlap() -> None:
-    require_overlapped("extra_buffer_lazy", disables_overlap=False)
-    require_overlapped("extra_buffer", disables_overlap=True)
-    with pytest.raises(Refusal, match="must be extra_buffer where scheduling does not overlap, got extra_buffer_lazy"):
-        require_overlapped("extra_buffer_lazy", disables_overlap=True)
+    facts, lazy = Facts(is_hybrid=True), {"mamba_radix_cache_strategy": "extra_buffer_lazy"}
+    assert against(facts, **lazy) == against(facts, disable_overlap_schedule=True) == []
+    (line,) = against(facts, disable_overlap_schedule=True, **lazy)
+    assert "must be extra_buffer where scheduling does not overlap, got extra_buffer_lazy" in line
 
 
 def test_where_sglang_keeps_states_itself_a_lazy_second_slot_is_refused() -> None:
-    require_locked_states("extra_buffer_lazy", JUDICIOUS)
-    require_locked_states("extra_buffer", CHUNK_END)
-    with pytest.raises(Refusal, match="extra_buffer_lazy is only supported with --marconi-admission judicious"):
-        require_locked_states("extra_buffer_lazy", CHUNK_END)
+    facts = Facts(is_hybrid=True)
+    assert against(facts, CHUNK_END) == []
+    (line,) = against(facts, CHUNK_END, mamba_radix_cache_strategy="extra_buffer_lazy")
+    assert "extra_buffer_lazy is only supported with --marconi-admission judicious" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({}, None),
+        ({"enable_unified_memory": True}, "--enable-unified-memory"),
+        ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+        ({"speculative_algorithm": "NEXTN"}, "--speculative-algorithm"),
+        ({"disaggregation_mode": "prefill"}, "--disaggregation-mode"),
+        ({"mamba_radix_cache_strategy": "extra_buffer_lazy"}, "--mamba-radix-cache-strategy extra_buffer_lazy"),
+        ({"admission": CHUNK_END}, "--marconi-admission chunk-end"),
+    ],
+)
+def test_what_knows_nothing_of_a_pool_of_checkpoints_is_refused_in_one_line(
+    given: dict[str, Any], option: str | None
+) -> None:
+    lines = against(Facts(is_hybrid=True, has_int8_checkpoints=True), **given)
+    assert [line.partition(" and ")[0] for line in lines] == (
+        [] if option is None else [f"--enable-int8-mamba-checkpoint is not supported with {option}"]
+    )
+    assert not any("\n" in line for line in lines)
+
+
+def test_one_pool_wants_planned_states() -> None:
+    facts = Facts(is_hybrid=True, has_one_pool=True)
+    assert against(facts) == against(replace(facts, has_one_pool=False), CHUNK_END) == []
+    (line,) = against(facts, CHUNK_END)
+    assert line.startswith("--enable-unified-memory is only supported with --marconi-admission judicious")
+
+
+def test_no_line_has_a_field_that_is_not_filled_in() -> None:
+    rows = (
+        *support.REFUSED_ARGUMENTS,
+        *support.REFUSED_WITHOUT_CACHE,
+        *support.REFUSED_CACHES,
+        *support.REFUSED_SAVING,
+    )
+    launch = Launch(ServerArgs("model", hicache_ratio=0.0), Flags(), Facts(is_hybrid=True))
+    lines = [row._replace(when=lambda _: True).said_of(launch) for row in rows if isinstance(row, support.Refused)]
+    assert len(lines) > 30
+    assert not [line for line in lines if line is None or re.search(r"[{}]", line)]

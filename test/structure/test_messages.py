@@ -15,7 +15,7 @@ from .pages import ROOT, page
 
 PACKAGE: Final = ROOT / "python" / "marconi"
 SHOWN: Final = ("docs/quick-start.md", "docs/operations.md", "docs/troubleshooting.md")
-REFUSING: Final = ("engine/flags.py", "engine/service.py", "engine/support.py")
+REFUSING: Final = ("engine/flags.py", "engine/support.py")
 """Modules whose errors keep a server from being started."""
 NOT_REFUSALS: Final = frozenset({"notes", "given_in"})
 OTHERWISE: Final = r"^(?:GET|marconi top|sum) |, page (?:1|\.\.\.), "
@@ -41,19 +41,29 @@ def strings() -> set[str]:
 
 
 def refusals(path: Path) -> Iterator[str]:
-    """The messages that a module raises or yields."""
-    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(function, ast.FunctionDef) or function.name in NOT_REFUSALS:
-            continue
-        for node in ast.walk(function):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-                message = text_of(node.exc.args[0])
-            elif isinstance(node, ast.Yield) and node.value is not None:
-                message = text_of(node.value)
-            else:
-                continue
-            if len(message.replace(VALUE, "")) >= MIN_CHARACTERS:
-                yield message
+    """The messages that a module raises or yields, and those of its table."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    said = [
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and function.name not in NOT_REFUSALS
+        for node in ast.walk(function)
+    ]
+    for node in said:
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+            yield from _long_enough(text_of(node.exc.args[0]))
+        elif isinstance(node, ast.Yield) and node.value is not None:
+            yield from _long_enough(text_of(node.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refused":
+            line = node.args[1]
+            text = text_of(line.left if isinstance(line, ast.BinOp) else line)
+            yield from _long_enough(re.sub(r"{[^}]*}", VALUE, text))
+
+
+def _long_enough(message: str) -> Iterator[str]:
+    if len(message.replace(VALUE, "")) >= MIN_CHARACTERS:
+        yield message
 
 
 def has(text: str, shown: str) -> bool:

@@ -20,7 +20,6 @@ MESSAGES = tuple(
         "cli.py",
         "engine/flags.py",
         "engine/request_guard.py",
-        "engine/service.py",
         "engine/status.py",
         "engine/support.py",
         "router/command.py",

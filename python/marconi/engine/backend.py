@@ -21,7 +21,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cu
 from sglang.srt.runtime_context import get_schedule
 
 from marconi import __version__
-from marconi.engine import flags, running, service, split, upstream
+from marconi.engine import flags, running, split, support, upstream
 from marconi.engine.agreement import digest_of_logarithms, require_alike
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
@@ -43,9 +43,8 @@ from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 from marconi.engine.ranks import dp_rank, is_first_rank
 from marconi.engine.record import TraceRecorder
-from marconi.engine.service import Facts
 from marconi.engine.speculation import EndStateSource, max_accepted
-from marconi.engine.support import notes
+from marconi.engine.support import Facts, notes
 from marconi.engine.tick import FirstRank, RequestClock
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, require_verified
@@ -77,7 +76,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     require_verified(sglang.version.__version__, os.environ)
     require_hooked(*upstream.of_every_process(is_active()))
     given, facts = flags.from_environ(os.environ), facts_of(ctx)
-    service.require(service.against_cache(ctx.server_args, given, facts))
+    support.require(support.against_cache(ctx.server_args, given, facts))
     OF_PROCESS.set(Faults())
     hook_into(upstream.SCHEDULER)
     if not ctx.is_hybrid_ssm:
@@ -105,7 +104,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     arguments, requests = resolved_view(ctx.server_args), ctx.params.req_to_token_pool
     num_requests, num_tracking = requests.size, requests.mamba_initial_tracking_slots
     if choice.admission == CHUNK_END:
-        service.require(running.against_rows(num_requests, requests.mamba_allocator.size, num_tracking))
+        support.require(running.against_rows(num_requests, requests.mamba_allocator.size, num_tracking))
     require_alike(settings_of(ctx.params, costs), ctx.tp_group)
     ends = EndStateSource.of(arguments, ctx.params.page_size, requests.mamba_initial_tracking_slots)
     if choice.admission == JUDICIOUS:
@@ -174,7 +173,7 @@ def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
         has_host_tier=ctx.enable_hierarchical_cache,
         has_int8_checkpoints=has_own_cache and ctx.server_args.enable_int8_mamba_checkpoint,
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
-        num_ranks=service.num_attention_ranks(ctx.server_args),
+        num_ranks=support.num_attention_ranks(ctx.server_args),
         captures_layers=check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE)
         and are_captured_in_segments(ctx.model_config.hf_config.architectures),
         is_on_cpu=is_active(),
@@ -216,7 +215,7 @@ def require_room(params: "CacheInitParams") -> None:
     """Raise `Refusal` for pools in which no request leaves or starts from a state."""
     states, kv = params.req_to_token_pool, params.token_to_kv_pool_allocator
     num_slots, num_tracking = states.mamba_allocator.size, states.mamba_initial_tracking_slots
-    service.require(service.against_room(num_slots, num_tracking, kv.size, params.page_size))
+    support.require(support.against_room(num_slots, num_tracking, kv.size, params.page_size))
 
 
 def settings_of(params: "CacheInitParams", costs: Costs) -> dict[str, str]:

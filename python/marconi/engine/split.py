@@ -8,7 +8,7 @@ One pool lends bytes to whichever side is short, so no ratio can be wrong for th
 (`docs/hit-rate.md`). As many requests may run as in two pools: SGLang limits both by the same ratio.
 
 Whether SGLang serves one pool depends on backends, formats and parallelism that it resolves itself. So a copy of the
-arguments is resolved with the flag, and held against this cache's own reasons (`service.py`), by the facts that the
+arguments is resolved with the flag, and held against this cache's own reasons (`support.py`), by the facts that the
 model's configuration gives (`check/model.py`).
 """
 
@@ -23,7 +23,7 @@ from typing import Any, Final
 from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import resolved_view
 
-from marconi.engine import flags, service
+from marconi.engine import flags, support
 from marconi.engine.check.model import Model
 from marconi.engine.cpu_platform import is_active
 from marconi.engine.version import one_line
@@ -91,7 +91,7 @@ def _refusal(server_args: Any) -> str | None:
     if not facts.has_own_cache:
         return "the cache is SGLang's own"
     given = flags.from_environ(os.environ)
-    return next(service.against_cache(record, given, facts), None)
+    return next(support.against_cache(record, given, facts), None)
 
 
 def words_of(error: BaseException) -> str:

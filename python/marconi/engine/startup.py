@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import sglang.version
 
-from marconi.engine import flags, service, upstream
+from marconi.engine import flags, support, upstream
 from marconi.engine.cpu_platform import is_active
 from marconi.engine.endpoint import add_routes
 from marconi.engine.faults import OF_PROCESS, Faults
@@ -71,7 +71,7 @@ def _require_servable(server_args: Any) -> None:
     require_verified(sglang.version.__version__, os.environ)
     require_hooked(*upstream.of_every_process(is_active()))
     given = flags.from_environ(os.environ)
-    service.require(service.against_arguments(server_args, given))
+    support.require(support.against_arguments(server_args, given))
     OF_PROCESS.set(Faults())
     # Here rather than in the plugin's entry point: only this process validates requests, and a server that does not
     # use the backend keeps its tokenizer manager as it is.

@@ -2,6 +2,6 @@
 
 `line` reads the flags by SGLang's own parser, `model` knows what would be loaded from its configuration alone,
 `machine` is the one that would serve, `answer` finds every reason against it, in the lists that a server asks
-(`engine/service.py`) and from SGLang itself, `weights` and `pools` count what weights, KV and states would take, and
+(`engine/support.py`) and from SGLang itself, `weights` and `pools` count what weights, KV and states would take, and
 `report` shows it.
 """

@@ -12,7 +12,7 @@ from sglang.srt.environ import envs
 from sglang.srt.model_executor.model_runner_components.moe_ep_setup import check_quantized_moe_compatibility
 from sglang.srt.runtime_context import SpawnRanks, create_context
 
-from marconi.engine import flags, service, split, support
+from marconi.engine import flags, split, support
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine
 from marconi.engine.check.model import Model, draft_folder, is_draft_known
@@ -22,7 +22,7 @@ from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import JUDICIOUS
 from marconi.engine.running import tracking_of
-from marconi.engine.service import Facts
+from marconi.engine.support import Facts
 from marconi.engine.version import Refusal, require_verified
 from marconi.model import ModelProfile, Precision
 from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
@@ -124,11 +124,11 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
         given = flags.take_from(line.args, dict(os.environ))
     except Refusal as refusal:
         reasons.append(str(refusal))
-    reasons += service.against_arguments(server_args, given)
+    reasons += support.against_arguments(server_args, given)
     view, refused = _resolve(server_args, model, machine, notes)
     facts = model.facts(server_args, view, is_on_cpu=machine.is_cpu)
     reasons += [f"{_SGLANG}: {each}" for each in refused]
-    reasons += service.against_cache(server_args, given, facts)
+    reasons += support.against_cache(server_args, given, facts)
     if facts.falls_back(given):
         notes.append(f"planned states cannot be kept ({facts.why_not_planned}): --marconi-admission chunk-end")
     profile = pools = None
@@ -177,7 +177,7 @@ def _against_room(pools: Pools, request: Request) -> Iterator[str]:
         )
     slots = request.num_tracking_slots + 2 if pools.num_slots is None else pools.num_slots
     tokens = 2 * request.page_tokens if pools.num_tokens is None else pools.num_tokens
-    yield from service.against_room(slots, request.num_tracking_slots, tokens, request.page_tokens)
+    yield from support.against_room(slots, request.num_tracking_slots, tokens, request.page_tokens)
 
 
 def _against_installation() -> Iterator[str]:

@@ -36,10 +36,10 @@ from sglang.srt.model_loader.utils import resolve_transformers_arch
 from sglang.srt.utils.hf_transformers.common import get_hf_text_config
 from sglang.srt.utils.hf_transformers_utils import get_config
 
-from marconi.engine import service
+from marconi.engine import support
 from marconi.engine.check.weights import named_quantization
 from marconi.engine.prefill.verified import HYBRID_BACKEND, RecurrentLayers, are_captured_in_segments
-from marconi.engine.service import Facts
+from marconi.engine.support import Facts
 from marconi.model import ModelProfile, Precision, catalog, huggingface, load
 
 _BESIDE: Final = "hf_quant_config.json"
@@ -169,7 +169,7 @@ class Model:
             has_host_tier=server_args.enable_hierarchical_cache,
             has_int8_checkpoints=is_hybrid and server_args.enable_int8_mamba_checkpoint,
             skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
-            num_ranks=service.num_attention_ranks(server_args),
+            num_ranks=support.num_attention_ranks(server_args),
             captures_layers=not is_on_cpu and self._captures_in_segments(view),
             is_on_cpu=is_on_cpu,
         )
