@@ -34,7 +34,7 @@ from marconi.model import load
 from marconi.replay.result import require_writable, write
 from marconi.validate.comparison import Comparison, Row
 from marconi.validate.prediction import Prediction, Sent, replay_of
-from marconi.validate.server import Answer, ServedCache, Server
+from marconi.validate.server import Completion, ServedCache, ServerClient
 from marconi_cpu import tiny_model
 from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 from marconi_cpu.demo.stream import WrongAnswer
@@ -42,7 +42,7 @@ from traffic.client import ask
 from traffic.oracle import Asked
 from traffic.program import Scale
 from traffic.servers import COMMON_ARGS, Memory
-from traffic.servers import Server as Kind
+from traffic.servers import ServerClient as Kind
 from traffic.shapes import BY_NAME, SHAPES
 
 PROGRAM = "benchmark/validate.py"
@@ -75,7 +75,7 @@ def sent_of(asked: Sequence[Asked]) -> list[Sent]:
     """The requests of a shape, as a replay takes them; `WrongAnswer` where a server does not explain."""
     try:
         return [
-            Sent(each.served.prompt, 0, Answer.of(each.served.output, each.num_cached_tokens, each.explained or {}))
+            Sent(each.served.prompt, 0, Completion.of(each.served.output, each.num_cached_tokens, each.explained or {}))
             for each in asked
         ]
     except (KeyError, TypeError, ValueError) as wrong:
@@ -112,7 +112,7 @@ def compared(url: str, shape: str, cache: ServedCache, model: str, sent: Sequenc
     return Comparison(url, shape, 1 if is_serial else len(sent), None if is_serial else TOLERANCE_POINTS, 0, rows)
 
 
-def again(server: Server, sent: Sequence[Sent], concurrency: int) -> list[Sent]:
+def again(server: ServerClient, sent: Sequence[Sent], concurrency: int) -> list[Sent]:
     """Send the same requests to a flushed cache, so many at a time."""
     server.flush()
     run = uuid.uuid4().hex[:8]
@@ -135,7 +135,7 @@ def measured(args: argparse.Namespace, console: Console) -> Iterator[Run]:
         for memory in args.memory:
             server_args = [*COMMON_ARGS, *memory.args(Kind.MARCONI), *Kind.MARCONI.args]
             with ServerProcess(model, server_args, log_path=scratch / f"{memory}.log") as running:
-                server = Server(running.url)
+                server = ServerClient(running.url)
                 cache = ServedCache.of(server.ranks(), server.info())
                 for shape in args.shape:
                     with console.status(f"{memory} memory: {shape}"):

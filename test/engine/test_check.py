@@ -16,7 +16,7 @@ from sglang.srt.server_args import prepare_server_args
 
 from marconi import cli
 from marconi.engine import backend, support
-from marconi.engine.check.answer import Answer, answer
+from marconi.engine.check.answer import CheckResult, answer
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine, Platform
 from marconi.engine.check.model import Model, linear_backends
@@ -40,7 +40,7 @@ BUILT = object()
 pytestmark = pytest.mark.usefixtures("loaded_plugins")
 
 
-def checked(*argv: str, model: str = GDN, machine: Machine | None = None) -> Answer:
+def checked(*argv: str, model: str = GDN, machine: Machine | None = None) -> CheckResult:
     line = CommandLine.parse(["--model-path", model, *argv])
     return answer(line, Model.find(line.model_path, None), machine or Machine())
 
@@ -140,7 +140,7 @@ def option_of(unsupported: Unsupported) -> list[str]:
     return [unsupported.option] if value is True else [unsupported.option, str(value)]
 
 
-def first(found: Answer) -> str | None:
+def first(found: CheckResult) -> str | None:
     """The first reason that this project has; SGLang's own are not the cache's."""
     return next((line for line in found.reasons if not line.startswith("sglang 0")), None)
 

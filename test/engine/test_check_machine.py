@@ -14,7 +14,7 @@ from sglang.srt.arg_groups import memory_hook
 from sglang.srt.plugins import load_plugins
 
 from marconi import cli
-from marconi.engine.check.answer import Answer, answer
+from marconi.engine.check.answer import CheckResult, answer
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine, Platform
 from marconi.engine.check.model import Model
@@ -39,7 +39,7 @@ def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
 
 
-def checked(*argv: str, model: str = GDN, machine: Machine | None = None, config: Path | None = None) -> Answer:
+def checked(*argv: str, model: str = GDN, machine: Machine | None = None, config: Path | None = None) -> CheckResult:
     line = CommandLine.parse(["--model-path", model, *argv])
     return answer(line, Model.find(line.model_path, config), machine or Machine())
 

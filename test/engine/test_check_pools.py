@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.engine.check.pools import Card, Request, pools_of
+from marconi.engine.check.pools import Card, RequestSlots, pools_of
 
 GB = 10**9
 STATE_BYTES = 50_000_000
@@ -18,7 +18,7 @@ def card(static_fraction: float = 0.9, weight_bytes: int = 60 * GB) -> Card:
 def test_memory_is_divided_as_sglang_divides_it() -> None:
     """Against the rule in words: states get 0.9 of what KV gets, one slot of theirs is padding."""
     rest = int(141 * GB * 0.9) - 60 * GB
-    pools = pools_of(Request(page_tokens=64, num_tracking_slots=2), KV_BYTES, STATE_BYTES, card())
+    pools = pools_of(RequestSlots(page_tokens=64, num_tracking_slots=2), KV_BYTES, STATE_BYTES, card())
     assert pools.num_bytes == rest
     assert pools.num_slots == int(rest * 0.9 / 1.9) // STATE_BYTES - 1
     assert pools.num_tokens is not None
@@ -27,7 +27,7 @@ def test_memory_is_divided_as_sglang_divides_it() -> None:
     assert rest - 64 * KV_BYTES < spent <= rest
     assert (pools.num_working_slots, pools.num_slots_per_running) == (3, 5)
     assert pools.max_running == pools.num_slots // 5
-    lending = pools_of(Request(64, 2, lends_tracking_slots=True), KV_BYTES, STATE_BYTES, card())
+    lending = pools_of(RequestSlots(64, 2, lends_tracking_slots=True), KV_BYTES, STATE_BYTES, card())
     assert lending == replace(pools, num_working_slots=1, num_slots_per_running=3, max_running=pools.num_slots // 3)
 
 
@@ -58,7 +58,7 @@ def test_sglangs_own_sizing_gives_as_many_slots(ratio: float | None, monkeypatch
         hybrid_kda_config=None,
         extra_mamba_cache_bytes_per_req=0,
     )
-    request = Request(1, 2) if ratio is None else Request(1, 2, ratio)
+    request = RequestSlots(1, 2) if ratio is None else RequestSlots(1, 2, ratio)
     pools = pools_of(request, KV_BYTES, STATE_BYTES, card())
     assert pools.num_bytes is not None
     left_gib = theirs.KVCacheConfigurator._handle_max_mamba_cache(configurator, pools.num_bytes / 2**30)
@@ -67,14 +67,14 @@ def test_sglangs_own_sizing_gives_as_many_slots(ratio: float | None, monkeypatch
 
 
 def test_what_the_flags_say_is_taken() -> None:
-    request = Request(page_tokens=64, num_tracking_slots=0, num_slots=100, max_tokens=1000)
+    request = RequestSlots(page_tokens=64, num_tracking_slots=0, num_slots=100, max_tokens=1000)
     for each in (None, card()):
         pools = pools_of(request, KV_BYTES, STATE_BYTES, each)
         assert (pools.num_slots, pools.num_tokens, pools.max_running) == (100, 960, 33)
 
 
 def test_one_pool_lends_all_of_it_to_either() -> None:
-    request = Request(page_tokens=1, num_tracking_slots=2, is_one_pool=True)
+    request = RequestSlots(page_tokens=1, num_tracking_slots=2, is_one_pool=True)
     pools = pools_of(request, KV_BYTES, STATE_BYTES, card())
     assert pools.num_bytes is not None
     assert (pools.num_slots, pools.num_tokens) == (pools.num_bytes // STATE_BYTES, pools.num_bytes // KV_BYTES)
@@ -83,10 +83,10 @@ def test_one_pool_lends_all_of_it_to_either() -> None:
 
 
 def test_nothing_is_known_without_a_card() -> None:
-    pools = pools_of(Request(page_tokens=1, num_tracking_slots=2), KV_BYTES, STATE_BYTES, None)
+    pools = pools_of(RequestSlots(page_tokens=1, num_tracking_slots=2), KV_BYTES, STATE_BYTES, None)
     assert (pools.num_slots, pools.num_tokens, pools.num_bytes, pools.max_running) == (None, None, None, None)
 
 
 def test_weights_that_do_not_fit_leave_no_pools() -> None:
-    pools = pools_of(Request(1, 2), KV_BYTES, STATE_BYTES, card(static_fraction=0.4))
+    pools = pools_of(RequestSlots(1, 2), KV_BYTES, STATE_BYTES, card(static_fraction=0.4))
     assert (pools.num_slots, pools.num_tokens, pools.num_bytes, pools.weight_bytes) == (0, 0, 0, 60 * GB)

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 from marconi.engine import split
-from marconi.engine.check.answer import Answer, answer
+from marconi.engine.check.answer import CheckResult, answer
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine, Platform
 from marconi.engine.check.model import Model
@@ -66,7 +66,7 @@ MAMBA1: Final[dict[str, Any]] = {
 pytestmark = pytest.mark.usefixtures("loaded_plugins")
 
 
-def checked(*argv: str, model: str = GDN, machine: Machine | None = None) -> Answer:
+def checked(*argv: str, model: str = GDN, machine: Machine | None = None) -> CheckResult:
     line = CommandLine.parse(["--model-path", model, *argv])
     return answer(line, Model.find(line.model_path, None), machine or Machine())
 
@@ -105,7 +105,7 @@ def card(gigabytes: float | None) -> Machine:
     return Machine(memory=None if gigabytes is None else MemorySize(gigabytes * 1e9, MemoryUnit.BYTES))
 
 
-def hints_of(found: Answer, argv: tuple[str, ...], machine: Machine) -> Iterator[tuple[tuple[str, ...], Machine]]:
+def hints_of(found: CheckResult, argv: tuple[str, ...], machine: Machine) -> Iterator[tuple[tuple[str, ...], Machine]]:
     """Each launch that the lines of an answer hint at; what does not fit first has to have room."""
     fits = [reason.partition("what would fit: ")[2] for reason in found.reasons if "what would fit: " in reason]
     if len(found.reasons) > len(fits):

@@ -12,7 +12,7 @@ from marconi.engine import picture
 from marconi.engine.picture import Picture
 from marconi.engine.policies import PolicyChoice
 from marconi.view.frame import Frame
-from marconi.view.snapshot import Kind, snapshot
+from marconi.view.snapshot import NodeKind, snapshot
 from marconi.view.standing import Standing
 from marconi_cpu.demo.server_process import ServerProcess
 from rig.pools import Strategy
@@ -109,7 +109,7 @@ def test_a_server_draws_what_its_cache_holds(server: ServerProcess) -> None:
     at = frame["nodes"]["hash"].index(int(rank["requests"][0]["prefix"], 16))
     assert frame["nodes"]["depth"][at] == 250 + NUM_TOKENS - 1, "all that it computed"
     (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
-    assert sum(1 for kind in frame["nodes"]["kind"] if kind & Kind.STATE) == status["num_states"]
+    assert sum(1 for kind in frame["nodes"]["kind"] if kind & NodeKind.STATE) == status["num_states"]
     for path in ("ui/frame", "requests"):
         wrong = httpx.get(f"{server.url}/marconi/{path}?dp_rank=3", timeout=60.0)
         assert (wrong.status_code, wrong.json()) == (404, {"error": "dp_rank must be one of 0, got 3"})

@@ -20,7 +20,7 @@ from marconi.policy.request import Request, unpack
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.server import ServerReplay
 from marconi.validate.prediction import Prediction, Sent
-from marconi.validate.server import Answer
+from marconi.validate.server import Completion
 from rig.clock import TraceClock
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
 from rig.pools import Division, HostPools, Strategy, marconi
@@ -81,7 +81,7 @@ def _script(request: Request) -> Script:
 
 
 def _sent(request: Request, req: Any) -> Sent:
-    answer = Answer(tuple(req.output_ids), req.cached_tokens, "", notes_of(req).steps or Steps())
+    answer = Completion(tuple(req.output_ids), req.cached_tokens, "", notes_of(req).steps or Steps())
     return Sent(req.origin_input_ids, request.namespace, answer)
 
 

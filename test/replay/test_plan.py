@@ -16,7 +16,7 @@ from marconi.replay.plan import (
     ONE_POOL,
     RATIOS,
     Advice,
-    Layout,
+    Contender,
     Needs,
     Plan,
     candidates,
@@ -151,7 +151,7 @@ def test_the_layout_whose_slow_answers_come_sooner_is_named() -> None:
     advice = Advice.of((LRU,), NEEDS)
     for p95, named in ((0.5, "2 servers would answer sooner."), (2.0, "One server would answer sooner.")):
         layouts = tuple(
-            Layout(number, 10**9, 0.5, Percentiles(0.1, tail, 3.0)) for number, tail in ((1, 1.0), (2, p95))
+            Contender(number, 10**9, 0.5, Percentiles(0.1, tail, 3.0)) for number, tail in ((1, 1.0), (2, p95))
         )
         assert replace(advice, layouts=layouts).sentences[-1].endswith(named)
 

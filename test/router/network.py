@@ -5,7 +5,7 @@ from random import Random
 
 from marconi.events.base import Batch, ReplayEnd, Snapshot
 from marconi.router.index import FleetIndex
-from marconi.router.sync import Fleet, Request, SyncLimits
+from marconi.router.sync import Fleet, SnapshotRequest, SyncLimits
 
 from .worlds import BLOCK_TOKENS, Prompts, Worker
 
@@ -71,7 +71,7 @@ class Network:
         if rng.random() < 0.5:
             self.fleet.work(rng.choice((1, 20, 1000)))
 
-    def answer_requests(self, *, snapshots: bool = True) -> list[Request]:
+    def answer_requests(self, *, snapshots: bool = True) -> list[SnapshotRequest]:
         """What is requested is sent, over the same network."""
         requests = self.fleet.requests(self.now_s)
         for name, first_batch in requests:

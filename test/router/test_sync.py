@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, ReplayEnd, Snapshot, StateStored
 from marconi.router.index import Chain, FleetIndex, Hit
-from marconi.router.sync import Fleet, Request, State, SyncLimits
+from marconi.router.sync import Fleet, SnapshotRequest, State, SyncLimits
 
 from .network import Network
 from .test_fleet_index import assert_same
@@ -95,12 +95,12 @@ def test_a_gap_holds_back_what_follows_until_it_is_closed() -> None:
     fleet.receive(batch(2, Cleared()), 1.0)
     fleet.receive(batch(4, *HELD), 1.0)
     assert (fleet.state("w"), fleet.stats.num_gaps) == (State.GAP, 1)
-    assert fleet.requests(1.0) == [Request("w", 1)]
+    assert fleet.requests(1.0) == [SnapshotRequest("w", 1)]
     fleet.receive(batch(1, *HELD), 1.0)
     assert hit(fleet) == 8
     fleet.settle()
     assert hit(fleet) == 0
-    assert fleet.requests(1.1) == [Request("w", 3)]
+    assert fleet.requests(1.1) == [SnapshotRequest("w", 3)]
     fleet.receive(batch(3), 3.0)
     fleet.receive(batch(3), 3.0)
     fleet.settle()
@@ -109,7 +109,7 @@ def test_a_gap_holds_back_what_follows_until_it_is_closed() -> None:
 
 def test_a_request_that_changed_nothing_is_made_again_for_the_other_of_the_two() -> None:
     fleet = fleet_of(SyncLimits(retry_s=1.0))
-    replay, whole = Request("w", 1), Request("w", None)
+    replay, whole = SnapshotRequest("w", 1), SnapshotRequest("w", None)
     fleet.receive(batch(0), 0.0)
     fleet.receive(batch(2), 0.0)
     found = {now_s: fleet.requests(now_s) for now_s in (0.0, 0.9, 1.0, 1.9, 2.0, 3.0)}
@@ -120,16 +120,16 @@ def test_a_replay_that_ends_without_the_batch_requests_a_snapshot_at_once() -> N
     fleet = fleet_of()
     fleet.receive(batch(0), 0.0)
     fleet.receive(batch(2), 0.0)
-    assert fleet.requests(0.0) == [Request("w", 1)]
+    assert fleet.requests(0.0) == [SnapshotRequest("w", 1)]
     fleet.receive(ReplayEnd("w"), 0.1)
-    assert fleet.requests(0.1) == [Request("w", None)]
+    assert fleet.requests(0.1) == [SnapshotRequest("w", None)]
     fleet.receive(ReplayEnd("w"), 0.2)
     assert fleet.requests(0.2) == [], "it is not the answer to the snapshot"
 
 
 def test_a_snapshot_is_requested_of_an_unknown_worker_at_once_and_of_a_current_one_every_period() -> None:
     fleet = fleet_of(SyncLimits(retry_s=1.0, snapshot_period_s=5.0))
-    whole = [Request("w", None)]
+    whole = [SnapshotRequest("w", None)]
     assert [fleet.requests(now_s) for now_s in (0.0, 0.5, 1.0)] == [whole, [], whole]
     fleet.receive(snapshot(7, 0, *HELD), 1.5)
     assert fleet.state("w") is State.LOADING
@@ -204,7 +204,9 @@ def test_too_much_that_waits_is_dropped_and_a_snapshot_repairs() -> None:
     for sequence in (5, 6, 7):
         fleet.receive(batch(sequence, *HELD), 0.0)
     assert fleet.stats.num_overflows == 1
-    assert [fleet.requests(now_s) for now_s in (0.0, 1.0)] == [[Request("w", None)]] * 2, "too much for a replay"
+    assert [fleet.requests(now_s) for now_s in (0.0, 1.0)] == [[SnapshotRequest("w", None)]] * 2, (
+        "too much for a replay"
+    )
     fleet.receive(snapshot(7, 0, *HELD), 1.0)
     fleet.settle()
     assert (hit(fleet), fleet.state("w")) == (8, State.CURRENT)

@@ -10,7 +10,7 @@ from typing import Any
 
 from marconi.engine.explain import EXPLAIN
 from marconi.engine.moments import Moments, Steps
-from marconi.engine.status import Settings
+from marconi.engine.status import CacheSettings
 from marconi.model import load
 from marconi.policy.request import Request, pack
 from marconi.replay.server import ServerReplay
@@ -18,7 +18,7 @@ from marconi.validate.prediction import replay_of
 from marconi.validate.server import ServedCache
 
 MODEL = "nemotron-h-8b"
-SETTINGS = Settings(
+SETTINGS = CacheSettings(
     admission="judicious",
     ttft_budget_s=None,
     step_tokens=4096,

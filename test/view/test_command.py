@@ -8,7 +8,7 @@ import pytest
 
 from browsing import TRACE
 from marconi.cli import main
-from marconi.view.document import Source, document
+from marconi.view.document import PageSource, document
 
 
 def test_it_writes_one_file_with_as_many_frames_as_are_asked_for(html: Path) -> None:
@@ -20,7 +20,7 @@ def test_it_writes_one_file_with_as_many_frames_as_are_asked_for(html: Path) -> 
 
 
 def test_a_title_cannot_end_an_element_and_a_source_is_an_attribute() -> None:
-    text = document("<b>&", source=Source('"><script>', "requests"))
+    text = document("<b>&", source=PageSource('"><script>', "requests"))
     assert "<b>" not in text
     assert 'data-source="&quot;&gt;&lt;script&gt;" data-requests="requests" data-interval-s="1"' in text
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from browsing import Visit, frames_of
-from marconi.view.document import Source, document
+from marconi.view.document import PageSource, document
 
 pytestmark = pytest.mark.browser
 
@@ -233,7 +233,7 @@ def server(html: Path) -> Iterator[str]:
             values: Any = listed if self.path == "/requests" else None
             if self.path == "/frame":
                 values = frames[min(next(asked), len(frames) - 1)]
-            text = document("a server", source=Source("/frame", "/requests", 0.05))
+            text = document("a server", source=PageSource("/frame", "/requests", 0.05))
             text = text if values is None else json.dumps(values)
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8" if values is None else "application/json")

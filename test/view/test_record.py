@@ -17,7 +17,7 @@ from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.trace import Demand, generate, preset
 from marconi.view.frame import MAX_EVICTED, Frame, encoded
 from marconi.view.record import record
-from marconi.view.snapshot import Kind
+from marconi.view.snapshot import NodeKind
 
 from .trees import columns_by_definition
 
@@ -57,7 +57,7 @@ def test_the_frames_add_up_to_the_replay(name: str, inputs: ReplayInputs) -> Non
     # The whole tree, as the definition has it.
     hybrid = target.cache.hybrid
     assert frames[-1].nodes == columns_by_definition(hybrid.tree, hybrid.order, inputs.trace.requests[-1].arrival_s)
-    is_ranked = [kind & (Kind.STATE | Kind.LOCKED) == Kind.STATE for kind in frames[-1].nodes.kind]
+    is_ranked = [kind & (NodeKind.STATE | NodeKind.LOCKED) == NodeKind.STATE for kind in frames[-1].nodes.kind]
     assert [worth >= 0 for worth in frames[-1].nodes.worth] == is_ranked
     assert frames[-1].nodes.worth.count(0) == 1, "the next victim"
     assert max(frames[-1].nodes.worth) == 100
@@ -103,7 +103,7 @@ def test_every_eviction_is_listed_with_what_it_was_for_and_what_it_freed(inputs:
         (hash_, depth)
         for frame in frames
         for hash_, depth, kind in zip(frame.nodes.hash, frame.nodes.depth, frame.nodes.kind, strict=True)
-        if kind == Kind.GHOST
+        if kind == NodeKind.GHOST
     }
     assert gone
     assert {*gone} & ghosts

@@ -5,7 +5,7 @@ import pytest
 
 from marconi.policy.request import pack
 from marconi.tree import RadixTree, check_invariants
-from marconi.view.snapshot import UNKNOWN, Columns, Kind, PrefixHashes, Walk, prefix_hash, snapshot
+from marconi.view.snapshot import UNKNOWN, Columns, NodeKind, PrefixHashes, Walk, prefix_hash, snapshot
 from tree.letters import at, insert, path
 
 from .trees import RandomTree, columns_by_definition
@@ -28,7 +28,7 @@ def test_the_columns_are_those_of_the_definition_after_every_change(seed: int) -
         assert snapshot(world.tree, hashes) == expected
         assert walked(Walk(world.tree), step % 7 + 1) == expected
     check_invariants(world.tree)
-    assert set(expected.kind) >= {Kind.LIVE, Kind.LIVE | Kind.STATE, Kind.GHOST}
+    assert set(expected.kind) >= {NodeKind.LIVE, NodeKind.LIVE | NodeKind.STATE, NodeKind.GHOST}
 
 
 def test_a_hash_that_is_kept_too_long_would_be_found() -> None:

@@ -80,7 +80,7 @@ from marconi.engine.scheduler import (
 from marconi.engine.sessions import SessionStates
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, EndStateSource, LastStops
 from marconi.engine.stats import CacheStats, kind_of_hit
-from marconi.engine.status import HostUse, Settings, Status, Use
+from marconi.engine.status import CacheSettings, HostUse, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.engine.trail import Trail
 from marconi.events.tree_log import Tenant, TreeLog
@@ -233,10 +233,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         return self.stats.status()
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> CacheSettings:
         """The settings that decide what is cached, beside the pools."""
         choice, pool = self.choice, self.req_to_token_pool
-        return Settings(
+        return CacheSettings(
             admission=choice.admission,
             ttft_budget_s=choice.ttft_budget_s,
             step_tokens=choice.step_tokens,

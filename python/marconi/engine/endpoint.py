@@ -19,7 +19,7 @@ from typing import Any, Final
 from marconi.engine.diverged import FIELD, with_text
 from marconi.engine.explain import OFF
 from marconi.engine.flags import of_process
-from marconi.view.document import Source, document
+from marconi.view.document import PageSource, document
 
 KEY = "marconi"
 REQUESTS: Final = "marconi/requests"
@@ -107,7 +107,7 @@ async def _page(dp_rank: int = 0) -> Any:
 
     state = http_server._global_state
     name = "" if state is None else state.tokenizer_manager.served_model_name
-    source = Source(f"ui/frame?dp_rank={dp_rank}", f"requests?dp_rank={dp_rank}")
+    source = PageSource(f"ui/frame?dp_rank={dp_rank}", f"requests?dp_rank={dp_rank}")
     return HTMLResponse(document(f"{name}, rank {dp_rank}", source=source))
 
 

@@ -16,7 +16,7 @@ from marconi.engine.faults import Faults
 from marconi.engine.flags import Flags
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
-from marconi.engine.status import HostUse, Settings, Status, Use
+from marconi.engine.status import CacheSettings, HostUse, Status, Use
 from marconi.engine.tick import FirstRank
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Costs, Need
@@ -116,7 +116,7 @@ class StatsSource(Protocol):
         ...
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> CacheSettings:
         """The settings that decide what is cached, beside the pools."""
         ...
 

@@ -42,7 +42,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CacheSettings:
     """How a cache's memory is taken and its policies are made, beside the pools."""
 
     admission: str
@@ -124,7 +124,7 @@ class Status:
     """Requests that ended within accepted drafts and kept an earlier state or none: stop strings, grammars."""
     evictions: dict[str, int]
     num_evicted_tokens: int
-    settings: Settings | None = None
+    settings: CacheSettings | None = None
     num_hook_faults: int = 0
     """Errors in hooks of this project that were caught."""
     why_not_planned: str | None = None

@@ -63,7 +63,7 @@ def paced(items: Iterable[T]) -> Iterator[T]:
             began_s = time.perf_counter()
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """The events of a worker's cache, and everything it holds after them; only the publisher's thread calls it."""
 
     @property
@@ -125,7 +125,7 @@ class _FleetOnly:
 class Publisher:
     """Publishes until it is closed. An error of the source ends it with a line in the log, rather than wrong events."""
 
-    def __init__(self, source: Source, options: PublisherOptions, epoch: int | None = None) -> None:
+    def __init__(self, source: RecordSource, options: PublisherOptions, epoch: int | None = None) -> None:
         """Bind the sockets and start; `ValueError` for an address that cannot be bound."""
         self.epoch = time.time_ns() if epoch is None else epoch
         self.options = options

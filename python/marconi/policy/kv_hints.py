@@ -70,7 +70,7 @@ class Result(StrEnum):
     REJECTED = "rejected"
 
 
-class Answer(NamedTuple):
+class HintAnswer(NamedTuple):
     """The answer to an action."""
 
     result: Result
@@ -138,7 +138,7 @@ def reject(actions: Sequence[Action], reason: str) -> list[dict[str, Any]]:
     return [_rejected(reason).as_dict(action) for action in actions]
 
 
-def _obey(cache: HybridCache, action: Action, ended: EndedRequest, now_s: float) -> Answer:
+def _obey(cache: HybridCache, action: Action, ended: EndedRequest, now_s: float) -> HintAnswer:
     try:
         asked = _asked(action)
         if asked.verb is Verb.PREFETCH:
@@ -154,22 +154,22 @@ def _obey(cache: HybridCache, action: Action, ended: EndedRequest, now_s: float)
     return (_demote if asked.verb is Verb.DEMOTE else _retain)(cache, states, asked, clipped, now_s)
 
 
-def _prefetch(cache: HybridCache, asked: _Asked, ended: EndedRequest, now_s: float) -> Answer:
+def _prefetch(cache: HybridCache, asked: _Asked, ended: EndedRequest, now_s: float) -> HintAnswer:
     """Answer a prefetch; `ValueError` for one that loads nothing."""
     if ended.prefetch is None:
         raise ValueError(NO_HOST_TIER)
     if asked.input_ids is None:
         if not ended.has_loaded:
             raise ValueError("the request has loaded nothing from the host: name the next prompt as payload.input_ids")
-        return Answer(Result.ACCEPTED, num_states=1, num_tokens=ended.resumed_depth)
+        return HintAnswer(Result.ACCEPTED, num_states=1, num_tokens=ended.resumed_depth)
     node = ended.prefetch(asked.input_ids)
     retained = _retain(cache, [node], asked, [], now_s)
     if retained.result is not Result.REJECTED:
         return retained._replace(num_tokens=node.depth)
-    return Answer(Result.CLIPPED, f"loaded, and not retained: {retained.reason}", 1, num_tokens=node.depth)
+    return HintAnswer(Result.CLIPPED, f"loaded, and not retained: {retained.reason}", 1, num_tokens=node.depth)
 
 
-def _retain(cache: HybridCache, states: Sequence[Node], asked: _Asked, clipped: list[str], now_s: float) -> Answer:
+def _retain(cache: HybridCache, states: Sequence[Node], asked: _Asked, clipped: list[str], now_s: float) -> HintAnswer:
     seconds = min(asked.seconds, MAX_RETAIN_S)
     if asked.verb is Verb.PIN:
         clipped.append("states are retained, never pinned")
@@ -181,10 +181,12 @@ def _retain(cache: HybridCache, states: Sequence[Node], asked: _Asked, clipped: 
         if not num:
             return _rejected(reason)
         clipped.append(reason)
-    return Answer(Result.CLIPPED if clipped else Result.ACCEPTED, "; ".join(clipped) or None, num, seconds)
+    return HintAnswer(Result.CLIPPED if clipped else Result.ACCEPTED, "; ".join(clipped) or None, num, seconds)
 
 
-def _demote(cache: HybridCache, states: Sequence[Node], _asked: _Asked, clipped: list[str], _now_s: float) -> Answer:
+def _demote(
+    cache: HybridCache, states: Sequence[Node], _asked: _Asked, clipped: list[str], _now_s: float
+) -> HintAnswer:
     own = [node for node in states if node.num_children < 2]
     if not own:
         return _rejected("other prompts continue from the state")
@@ -194,7 +196,7 @@ def _demote(cache: HybridCache, states: Sequence[Node], _asked: _Asked, clipped:
         if not num:
             return _rejected(reason)
         clipped.append(reason)
-    return Answer(Result.CLIPPED if clipped else Result.ACCEPTED, "; ".join(clipped) or None, num)
+    return HintAnswer(Result.CLIPPED if clipped else Result.ACCEPTED, "; ".join(clipped) or None, num)
 
 
 def _states(end: Node, resumed_depth: int, num_tokens: int | None) -> list[Node]:
@@ -237,8 +239,8 @@ def _are_token_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(each) is int and 0 <= each <= MAX_TOKEN_ID for each in value)
 
 
-def _rejected(reason: str) -> Answer:
-    return Answer(Result.REJECTED, reason)
+def _rejected(reason: str) -> HintAnswer:
+    return HintAnswer(Result.REJECTED, reason)
 
 
 def _shown(value: object) -> str:

@@ -77,7 +77,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Contender:
     """Servers that share the cards of several ranks, and what they serve by the clock."""
 
     num_servers: int
@@ -114,7 +114,7 @@ class Advice:
     """This project's default without a flag that divides memory; None if it is no candidate."""
     ours: PolicyResult | None = None
     """This project's default, best divided."""
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[Contender, ...] = ()
     """With several ranks: one server, and as many servers as ranks if the model fits on one card."""
     int8: PolicyResult | None = None
     """The best with checkpoints in int8; None where none was tried."""
@@ -354,7 +354,7 @@ def _first_best(runs: Sequence[PolicyResult]) -> PolicyResult:
     return next(run for run in runs if run.token_hit_rate >= best - TIE)
 
 
-def _rates(run: PolicyResult | Layout) -> str:
+def _rates(run: PolicyResult | Contender) -> str:
     return f"{100 * run.token_hit_rate:.1f} % of the prompt tokens (P95 TTFT {run.ttft_s.p95:.3g} s)"
 
 

@@ -54,7 +54,7 @@ class State(StrEnum):
     LOADING = "loading"
 
 
-class Request(NamedTuple):
+class SnapshotRequest(NamedTuple):
     """A request to a worker."""
 
     worker: str
@@ -208,7 +208,7 @@ class WorkerSync:
         self._update_state()
         return max(1, num_entries)
 
-    def request(self, now_s: float) -> Request | None:
+    def request(self, now_s: float) -> SnapshotRequest | None:
         """The request to make of the worker now, if any; it counts as made."""
         wait_s = self._limits.snapshot_period_s if self.state is State.CURRENT else self._limits.retry_s
         is_early = self._requested_s is not None and now_s - self._requested_s < wait_s
@@ -217,7 +217,7 @@ class WorkerSync:
         num_missing = min(self._waiting, default=self._next) - self._next
         self._last_was_replay = not self._last_was_replay and 0 < num_missing <= self._limits.max_replayed_batches
         self._requested_s = now_s
-        return Request(self.worker, self._next if self._last_was_replay else None)
+        return SnapshotRequest(self.worker, self._next if self._last_was_replay else None)
 
     def close(self) -> None:
         """Stop loading a snapshot."""
@@ -382,7 +382,7 @@ class Fleet:
         while self.work():
             pass
 
-    def requests(self, now_s: float) -> list[Request]:
+    def requests(self, now_s: float) -> list[SnapshotRequest]:
         """Requests to make of workers now; they count as made."""
         made = (sync.request(now_s) for sync in self._workers.values())
         return [request for request in made if request is not None]

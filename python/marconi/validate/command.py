@@ -19,7 +19,7 @@ from marconi.replay.result import require_writable, write
 from marconi.validate.comparison import Comparison, Row
 from marconi.validate.prediction import Predicted, Prediction, Sent, replay_of
 from marconi.validate.prompts import Prompts
-from marconi.validate.server import Refused, ServedCache, Server
+from marconi.validate.server import Refused, ServedCache, ServerClient
 
 DEFAULT_MAX_NEW_TOKENS: Final = 16
 DEFAULT_TOLERANCE_POINTS: Final = 0.5
@@ -76,7 +76,7 @@ def _points(text: str) -> float:
 
 def _validate(args: argparse.Namespace) -> int:
     require_writable(args.json)
-    server = Server(args.url, args.api_key)
+    server = ServerClient(args.url, args.api_key)
     ranks, info = server.ranks(), server.info()
     cache = ServedCache.of(ranks, info)
     if args.model is None:
@@ -93,7 +93,7 @@ def _validate(args: argparse.Namespace) -> int:
         raise ValueError("the server does not say how many tokens its model knows: it runs another version of marconi")
     prompts = Prompts(trace, vocab_size)
     server.flush()
-    limits = Limits(args.max_new_tokens, cache.max_prompt_tokens)
+    limits = Tolerances(args.max_new_tokens, cache.max_prompt_tokens)
     sent, num_refused = _send(server, trace, prompts, limits, args.concurrency)
     _remark_others(server, ranks, len(sent))
     predicted = Prediction(replay_of(cache, flops), [each for _, _, each in sent]).run()
@@ -113,7 +113,7 @@ def _validate(args: argparse.Namespace) -> int:
     return 0 if comparison.agrees else 1
 
 
-class Limits(NamedTuple):
+class Tolerances(NamedTuple):
     """Tokens that are sent, and asked for, at most."""
 
     max_new_tokens: int
@@ -121,7 +121,7 @@ class Limits(NamedTuple):
 
 
 def _send(
-    server: Server, trace: Trace, prompts: Prompts, limits: Limits, concurrency: int
+    server: ServerClient, trace: Trace, prompts: Prompts, limits: Tolerances, concurrency: int
 ) -> tuple[list[tuple[int, str, Sent]], int]:
     """Each request that the server has answered, by its position and `rid`, and how many it has refused.
 
@@ -172,7 +172,7 @@ def _in_turn(send: Any, num_requests: int, concurrency: int) -> Iterator[tuple[i
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _remark_others(server: Server, before: Sequence[dict[str, Any]], num_own: int) -> None:
+def _remark_others(server: ServerClient, before: Sequence[dict[str, Any]], num_own: int) -> None:
     """Say it if the server has served others meanwhile: what they left is in no replay."""
     (then,), (now,) = before, server.ranks()
     num_others = sum(now[name] - then[name] for name in ("num_requests", "num_requests_uncached")) - num_own

@@ -21,7 +21,7 @@ from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ReplayedRequest, ServerReplay
 from marconi.tree import Node
-from marconi.validate.server import Answer, ServedCache
+from marconi.validate.server import Completion, ServedCache
 
 _WHOLE_PROMPT = 1 << 40
 
@@ -32,7 +32,7 @@ class Sent:
 
     prompt: Sequence[int]
     namespace: int
-    answer: Answer
+    answer: Completion
 
     @property
     def request(self) -> Request:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from marconi.engine.explain import EXPLAIN
 from marconi.engine.moments import Steps
 from marconi.engine.policies import JUDICIOUS
-from marconi.engine.status import Settings
+from marconi.engine.status import CacheSettings
 from marconi.engine.top import ask as ask_status
 from marconi.engine.top import endpoint_of
 
@@ -41,7 +41,7 @@ class ServedCache:
     """Size of the state pool."""
     joint_bytes: int | None
     """Size of the one pool; None with two pools."""
-    settings: Settings
+    settings: CacheSettings
     max_prompt_tokens: int | None = None
     """Tokens of the longest prompt that it serves; None if it does not say."""
 
@@ -57,10 +57,10 @@ class ServedCache:
             raise ValueError(f"the server has {len(ranks)} data-parallel ranks, and one is replayed: start it with one")
         rank = ranks[0]
         given = rank.get("settings")
-        names = {each.name for each in fields(Settings)}
+        names = {each.name for each in fields(CacheSettings)}
         if not isinstance(given, dict) or not names <= set(given):
             raise ValueError("the server does not say the settings of its cache: it runs another version of marconi")
-        settings = Settings(**{name: given[name] for name in names})
+        settings = CacheSettings(**{name: given[name] for name in names})
         why = _why_not(rank, settings, info)
         if why is not None:
             raise ValueError(f"the replay does not stand for this server: {why}")
@@ -83,7 +83,7 @@ def _max_prompt_tokens(info: Mapping[str, Any]) -> int | None:
     return limit - 1 if isinstance(limit, int) else None
 
 
-def _why_not(rank: Mapping[str, Any], settings: Settings, info: Mapping[str, Any]) -> str | None:
+def _why_not(rank: Mapping[str, Any], settings: CacheSettings, info: Mapping[str, Any]) -> str | None:
     if rank["why_not_planned"] is not None:
         return f"it plans no states ({rank['why_not_planned']})"
     if settings.admission != JUDICIOUS:
@@ -102,7 +102,7 @@ def _why_not(rank: Mapping[str, Any], settings: Settings, info: Mapping[str, Any
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """The answer to a request."""
 
     output: tuple[int, ...]
@@ -113,12 +113,12 @@ class Answer:
     """The scheduler's steps with it; it has begun and ended."""
 
     @classmethod
-    def of(cls, output: Sequence[int], num_cached_tokens: int, explained: Mapping[str, Any]) -> "Answer":
+    def of(cls, output: Sequence[int], num_cached_tokens: int, explained: Mapping[str, Any]) -> "Completion":
         """Read what `marconi_explain` gave; `TypeError`, `KeyError` or `ValueError` for another version's."""
         return cls(tuple(output), num_cached_tokens, explained["line"], Steps.of(explained["steps"]))
 
 
-class Server:
+class ServerClient:
     """A client of one server."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -145,7 +145,7 @@ class Server:
         except Refused as error:
             raise ValueError(f"{self.address} does not flush its cache: {error}") from None
 
-    def generate(self, rid: str, prompt: Sequence[int], num_output_tokens: int, namespace: int = 0) -> Answer:
+    def generate(self, rid: str, prompt: Sequence[int], num_output_tokens: int, namespace: int = 0) -> Completion:
         """Have `prompt` answered by exactly so many tokens; raises `Refused`, and `ValueError` for no such answer."""
         sampling = {
             "temperature": 0,
@@ -159,7 +159,7 @@ class Server:
         answer = self._json("/generate", body)
         try:
             meta = answer["meta_info"]
-            return Answer.of(answer["output_ids"], int(meta["cached_tokens"]), meta[EXPLAIN])
+            return Completion.of(answer["output_ids"], int(meta["cached_tokens"]), meta[EXPLAIN])
         except (KeyError, TypeError, ValueError):
             raise ValueError(
                 f"{self.address}/generate does not explain {quote(rid)}: it was started with "

@@ -18,7 +18,7 @@ SCRIPTS: Final = ("layout.js", "tree.js", "charts.js", "page.js")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PageSource:
     """A live page's server; addresses are relative to the page's."""
 
     frame: str
@@ -35,7 +35,7 @@ class Source:
         return "".join(f' data-{name}="{escape(value)}"' for name, value in values.items())
 
 
-def document(title: str, frames: Sequence[Frame] = (), source: Source | None = None) -> str:
+def document(title: str, frames: Sequence[Frame] = (), source: PageSource | None = None) -> str:
     """The page of `frames`, or of those that `source` gives."""
     pieces = {
         "title": escape(title),

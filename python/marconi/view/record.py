@@ -12,7 +12,7 @@ from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, Task
 from marconi.view.frame import Frame, PoolFrame
 from marconi.view.recorder import Recorder
-from marconi.view.snapshot import Columns, Kind
+from marconi.view.snapshot import Columns, NodeKind
 
 _ALL_NODES = 1 << 40
 
@@ -61,8 +61,8 @@ def pools_of(pools: Pool, held: Amount, costs: Costs) -> list[PoolFrame]:
 def host_pools_of(memory: HostMemory, nodes: Columns) -> list[PoolFrame]:
     """The pools of a host tier, of which a tree holds what `nodes` say."""
     each = zip(nodes.tokens, nodes.kind, strict=True)
-    num_tokens = sum(tokens for tokens, kind in each if kind & Kind.HOST_KV)
-    num_states = sum(1 for kind in nodes.kind if kind & Kind.HOST_STATE)
+    num_tokens = sum(tokens for tokens, kind in each if kind & NodeKind.HOST_KV)
+    num_states = sum(1 for kind in nodes.kind if kind & NodeKind.HOST_STATE)
     return [
         PoolFrame("KV on the host", "tokens", memory.num_tokens, memory.num_tokens - num_tokens, {"KV": num_tokens}),
         PoolFrame(

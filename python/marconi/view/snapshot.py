@@ -3,7 +3,7 @@
     parent   index of the parent; -1 for the root of a namespace
     depth    tokens from the root to the node's end
     tokens   tokens of its span
-    kind     sum of `Kind`: live 1, state 2, KV on the host 4, state on the host 8, locked 16, ghost 32
+    kind     sum of `NodeKind`: live 1, state 2, KV on the host 4, state on the host 8, locked 16, ghost 32
     role     index in `ROLES` of its state, on either tier: none, way, prompt, answer, branch
     uses     requests that started from its state
     last_s   time in seconds when a request last ran through it or started from it
@@ -43,7 +43,7 @@ MAX_HASHED_BYTES: Final = 8 << 20
 """Bytes that a walk through a running server's tree hashes: some seven milliseconds."""
 
 
-class Kind(IntFlag):
+class NodeKind(IntFlag):
     """The memory that a node holds."""
 
     LIVE = 1

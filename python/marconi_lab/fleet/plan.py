@@ -17,7 +17,7 @@ from marconi.model import PrefillLatency, load
 from marconi.policy.catalog import parse_list
 from marconi.policy.request import Trace
 from marconi.replay.parallel import num_usable_cores, run_all
-from marconi.replay.plan import STOCK, Advice, Layout, Plan
+from marconi.replay.plan import STOCK, Advice, Contender, Plan
 from marconi.replay.progress import metered
 from marconi.replay.task import ReplayInputs
 from marconi_lab.fleet.result import FleetRun
@@ -65,6 +65,6 @@ def _tasks(inputs: ReplayInputs, advice: Advice, host_bytes: int) -> tuple[Fleet
     return one, FleetTask(policy, num_ranks * left, num_ranks, _ROUTER, ratio, host_bytes=num_ranks * host_bytes)
 
 
-def _layout(run: object) -> Layout:
+def _layout(run: object) -> Contender:
     assert isinstance(run, FleetRun)
-    return Layout(run.num_replicas, run.memory_bytes // run.num_replicas, run.token_hit_rate, run.ttft_s)
+    return Contender(run.num_replicas, run.memory_bytes // run.num_replicas, run.token_hit_rate, run.ttft_s)

@@ -24,7 +24,7 @@ from marconi.events.codec import VERSION, Published
 from marconi.events.hashes import HashSpace
 from marconi.events.publisher import Publisher, PublisherOptions
 from marconi.router.dispatch import prompt_of
-from marconi.router.prompts import Kind, Reading
+from marconi.router.prompts import PromptKind, Reading
 
 BLOCK_TOKENS = 8
 MODEL = "a-model"
@@ -40,11 +40,11 @@ def answer_of(text: str) -> list[str]:
 class ByteReader:
     """Reads a prompt as the stand-in does."""
 
-    def __init__(self, kinds: Set[Kind] = frozenset(Kind), model: str | None = None) -> None:
+    def __init__(self, kinds: Set[PromptKind] = frozenset(PromptKind), model: str | None = None) -> None:
         self.kinds = frozenset(kinds)
         self.model = model
 
-    def for_workers(self, kinds: Set[Kind], model: str | None = None) -> "ByteReader":
+    def for_workers(self, kinds: Set[PromptKind], model: str | None = None) -> "ByteReader":
         return ByteReader(kinds, model)
 
     def read(self, route: str, body: dict[str, Any]) -> Reading:
@@ -52,7 +52,7 @@ class ByteReader:
         space = body.get("extra_key"), body.get("cache_salt")
         if body.get("image_data") or not is_text(text):
             return Reading(None, *space, is_stream)
-        if Kind.TEXTS not in self.kinds:
+        if PromptKind.TEXTS not in self.kinds:
             return Reading(None, *space, is_stream, {"prompt": text})
         return Reading(list(text.encode()), *space, is_stream)
 

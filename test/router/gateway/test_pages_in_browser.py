@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from browsing import Visit, frames_of, html, visit  # noqa: F401 - fixtures
-from marconi.view.document import Source, document
+from marconi.view.document import PageSource, document
 
 from .house import house
 from .stand_in import StandIn
@@ -33,7 +33,7 @@ class Pictured(StandIn):
 
     async def _page(self, request: web.Request) -> web.Response:
         if request.path == "/marconi/ui":
-            source = Source("ui/frame?dp_rank=0", "requests?dp_rank=0")
+            source = PageSource("ui/frame?dp_rank=0", "requests?dp_rank=0")
             return web.Response(text=document(self.name, source=source), content_type="text/html")
         return web.json_response(self.frame if request.path == "/marconi/ui/frame" else {"ranks": [{"requests": []}]})
 

@@ -10,16 +10,16 @@ import pytest
 from aiohttp import web
 
 from marconi.router.gateway.worker import Condition
-from marconi.router.prompts import Kind, remote
+from marconi.router.prompts import PromptKind, remote
 from marconi.router.prompts.check import Probe, hash_of
 
 from .house import House, house, until
 from .stand_in import MODEL, ByteReader, StandIn, living
 
-TEXT = Probe("plain", Kind.TEXTS, {"prompt": "x"}, hash_of(list(b"x")))
-CHAT = Probe("chat", Kind.CHATS, {"prompt": "chat"}, hash_of(list(b"chat")))
-PARTS = Probe("parts", Kind.PARTS, {"prompt": "parts"}, hash_of(list(b"parts")))
-UNKNOWN = Probe("plain", Kind.TEXTS, {"prompt": "x"}, None)
+TEXT = Probe("plain", PromptKind.TEXTS, {"prompt": "x"}, hash_of(list(b"x")))
+CHAT = Probe("chat", PromptKind.CHATS, {"prompt": "chat"}, hash_of(list(b"chat")))
+PARTS = Probe("parts", PromptKind.PARTS, {"prompt": "parts"}, hash_of(list(b"parts")))
+UNKNOWN = Probe("plain", PromptKind.TEXTS, {"prompt": "x"}, None)
 LONG = "a prompt of some blocks, and then some more of it"
 
 
@@ -77,7 +77,7 @@ def test_where_both_tokenize_alike_no_worker_is_asked() -> None:
             assert [question["prompt"] for question in worker.questions] == ["x", "chat"]
             state = await home.state()
             assert state["tokenizer"] == {
-                "here": sorted(Kind),
+                "here": sorted(PromptKind),
                 "num_asked_of_workers": 0,
                 "num_not_answered": 0,
             }
@@ -85,7 +85,7 @@ def test_where_both_tokenize_alike_no_worker_is_asked() -> None:
     run(story())
 
 
-@pytest.mark.parametrize("probe", [UNKNOWN, Probe("plain", Kind.TEXTS, {"prompt": "x"}, hash_of([9]))])
+@pytest.mark.parametrize("probe", [UNKNOWN, Probe("plain", PromptKind.TEXTS, {"prompt": "x"}, hash_of([9]))])
 def test_without_a_tokenizer_like_theirs_workers_are_asked_once_for_each_prompt(
     probe: Probe, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_template_that_is_another_leaves_texts_to_the_router(status: int) -> N
 def test_a_kind_of_chats_that_is_another_leaves_the_others_to_the_router(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with house(Picky("a", takes=("x", "chat")), probes=[TEXT, CHAT, PARTS]) as home:
-            assert (await home.state())["tokenizer"]["here"] == sorted(set(Kind) - {Kind.PARTS})
+            assert (await home.state())["tokenizer"]["here"] == sorted(set(PromptKind) - {PromptKind.PARTS})
 
     with caplog.at_level(logging.WARNING):
         run(story())

@@ -17,7 +17,7 @@ if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang is not installed: pip install '.[server]'", allow_module_level=True)
 pytest.importorskip("transformers", reason="the router extra is not installed: pip install '.[router]'")
 
-from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, PromptKind
 from marconi.router.prompts.check import Unlike, probes, verify, without
 from marconi.router.prompts.reader import TokenizingReader
 from marconi_cpu import tiny_model
@@ -27,14 +27,14 @@ from . import bodies, folders
 if TYPE_CHECKING:
     from .worker import Worker
 
-ALL = frozenset(Kind)
+ALL = frozenset(PromptKind)
 ASKED = {"role": "user", "content": "It?"}
 KINDS = {
     "qwen": ALL,
-    "llama": ALL - {Kind.PARTS},
+    "llama": ALL - {PromptKind.PARTS},
     "pieces": frozenset(),
-    "tiny gdn": ALL - {Kind.PARTS},
-    "tiny mamba2": ALL - {Kind.PARTS},
+    "tiny gdn": ALL - {PromptKind.PARTS},
+    "tiny mamba2": ALL - {PromptKind.PARTS},
 }
 """What is tokenized here of each folder; workers are asked for the rest."""
 REQUESTS = {
@@ -171,15 +171,15 @@ def swap_letters(said: dict[str, Any]) -> None:
     vocabulary["a"], vocabulary["z"] = vocabulary["z"], vocabulary["a"]
 
 
-FAULTS: dict[str, tuple[Callable[[Path], None], frozenset[Kind]]] = {
-    "another template": (template("<|im_start|>", "<|im_start|> "), frozenset({Kind.TEXTS})),
-    "another way of parts": (template("{{ part.text }}", "{{ part.text | trim }}"), ALL - {Kind.PARTS}),
-    "another way of thinking": (template("<think>", "<thunk>"), ALL - {Kind.THINKING}),
-    "another way of tools": (template("{{ tool | tojson }}", "{{ tool.function | tojson }}"), ALL - {Kind.TOOLS}),
-    "another way of calls": (template("{{ call | tojson }}", "{{ call.function | tojson }}"), ALL - {Kind.CALLS}),
+FAULTS: dict[str, tuple[Callable[[Path], None], frozenset[PromptKind]]] = {
+    "another template": (template("<|im_start|>", "<|im_start|> "), frozenset({PromptKind.TEXTS})),
+    "another way of parts": (template("{{ part.text }}", "{{ part.text | trim }}"), ALL - {PromptKind.PARTS}),
+    "another way of thinking": (template("<think>", "<thunk>"), ALL - {PromptKind.THINKING}),
+    "another way of tools": (template("{{ tool | tojson }}", "{{ tool.function | tojson }}"), ALL - {PromptKind.TOOLS}),
+    "another way of calls": (template("{{ call | tojson }}", "{{ call.function | tojson }}"), ALL - {PromptKind.CALLS}),
     "another way of results": (
         template("<|im_start|>{{ message.role }}", "<|im_start|>{{ message.role | replace('tool', 'user') }}"),
-        ALL - {Kind.CALLS},
+        ALL - {PromptKind.CALLS},
     ),
     "tokens in another order": (lambda folder: edit(folder, "tokenizer.json", swap_letters), frozenset()),
 }
@@ -192,13 +192,13 @@ CALLED = [
     {"role": "tool", "tool_call_id": "1", "content": "12"},
 ]
 TOOL = {"type": "function", "function": {"name": "f", "description": "It.", "parameters": {"type": "object"}}}
-BODIES: dict[Kind, tuple[str, dict[str, Any]]] = {
-    Kind.TEXTS: (GENERATE, {"text": "a z e\u0301"}),
-    Kind.CHATS: (CHAT, {"messages": [ASKED]}),
-    Kind.PARTS: (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": " a "}] * 2}]}),
-    Kind.THINKING: (CHAT, {"messages": [ASKED], "chat_template_kwargs": {"enable_thinking": False}}),
-    Kind.TOOLS: (CHAT, {"messages": [ASKED], "tools": [TOOL]}),
-    Kind.CALLS: (CHAT, {"messages": [ASKED, *CALLED]}),
+BODIES: dict[PromptKind, tuple[str, dict[str, Any]]] = {
+    PromptKind.TEXTS: (GENERATE, {"text": "a z e\u0301"}),
+    PromptKind.CHATS: (CHAT, {"messages": [ASKED]}),
+    PromptKind.PARTS: (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": " a "}] * 2}]}),
+    PromptKind.THINKING: (CHAT, {"messages": [ASKED], "chat_template_kwargs": {"enable_thinking": False}}),
+    PromptKind.TOOLS: (CHAT, {"messages": [ASKED], "tools": [TOOL]}),
+    PromptKind.CALLS: (CHAT, {"messages": [ASKED, *CALLED]}),
 }
 
 
@@ -222,7 +222,7 @@ def test_the_comparison_finds_a_router_that_does_not_ask(made: dict[str, Path], 
     for kind in ALL - kinds:
         with pytest.raises(AssertionError):
             agree((reader.for_workers(ALL), worker), *BODIES[kind])
-    probe = next(each for each in probes(reader) if each.kind not in kinds and each.kind is not Kind.TEXTS)
+    probe = next(each for each in probes(reader) if each.kind not in kinds and each.kind is not PromptKind.TEXTS)
     with pytest.raises(
         Unlike, match=rf"^http://w: its .* the probe '{probe.name}' hashes to \w{{12}} there, to \w{{12}}"
     ):
@@ -243,8 +243,8 @@ def test_a_template_of_a_flag_is_the_workers(made: dict[str, Path], tmp_path: Pa
     with_flag, without_flag = (
         joined(made["qwen"], made["qwen"], file, chat_template=flag) for flag in (str(file), None)
     )
-    assert agree(with_flag, *BODIES[Kind.CHATS]) == (True, False)
-    assert agree(without_flag, *BODIES[Kind.CHATS]) == (False, True)
+    assert agree(with_flag, *BODIES[PromptKind.CHATS]) == (True, False)
+    assert agree(without_flag, *BODIES[PromptKind.CHATS]) == (False, True)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="the router extra is not installed: pip install '.[router]'")
 
-from marconi.router.prompts import CHAT, GENERATE, Kind
+from marconi.router.prompts import CHAT, GENERATE, PromptKind
 from marconi.router.prompts.check import probes, verify
 from marconi.router.prompts.reader import TokenizingReader
 
@@ -49,7 +49,7 @@ def test_a_tokenizer_that_cannot_be_loaded_here_is_left_to_the_workers(folder: P
     assert reader.read(GENERATE, {"text": "It?"}).question == {"prompt": "It?"}
     asked = probes(reader)
     assert len(asked) >= 6
-    assert {probe.kind for probe in asked} == set(Kind)
+    assert {probe.kind for probe in asked} == set(PromptKind)
     assert {probe.expected_hash for probe in asked} == {None}
 
 
@@ -125,8 +125,8 @@ def test_chats_without_a_template_that_is_rendered_here_are_left_to_the_workers(
     reader = TokenizingReader.of(folder, chat_template=flag)
     assert reader.read(CHAT, ASKED).question == ASKED
     assert reader.read(GENERATE, {"text": "a"}).ids
-    chats = [probe for probe in probes(reader) if probe.kind is not Kind.TEXTS]
-    assert {probe.kind for probe in chats} == set(Kind) - {Kind.TEXTS}
+    chats = [probe for probe in probes(reader) if probe.kind is not PromptKind.TEXTS]
+    assert {probe.kind for probe in chats} == set(PromptKind) - {PromptKind.TEXTS}
     for probe in chats:
         with pytest.raises(ValueError, match="to nothing here"):
             verify(probe, {"tokens": [1]}, "http://w")

@@ -13,7 +13,7 @@ from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
 from marconi.events.tree_log import ROOT, Held, Tenant, TreeLog
 from marconi.router.dispatch import prompt_of
-from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, PromptKind, Reading
 from marconi.router.prompts.reader import TokenizingReader
 
 from . import folders
@@ -24,7 +24,7 @@ ASKED = {"role": "user", "content": "It?"}
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> TokenizingReader:
     folder = folders.write("qwen", tmp_path_factory.mktemp("prompts") / "qwen")
-    return TokenizingReader.of(folder, lora_paths={"ada": "/adapters/ada"}).for_workers(set(Kind), "org/model:v1")
+    return TokenizingReader.of(folder, lora_paths={"ada": "/adapters/ada"}).for_workers(set(PromptKind), "org/model:v1")
 
 
 @pytest.fixture(scope="module")
@@ -202,22 +202,22 @@ def test_an_empty_text_has_ids_only_where_the_tokenizer_puts_some_around_it(
 
 def test_a_reader_asks_for_kinds_that_it_may_not_tokenize(reader: TokenizingReader) -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "It?"}]}
-    bodies: dict[Kind, dict[str, Any]] = {
-        Kind.CHATS: {"messages": [ASKED]},
-        Kind.PARTS: {"messages": [parts]},
-        Kind.THINKING: {"messages": [ASKED], "chat_template_kwargs": {"enable_thinking": False}},
-        Kind.TOOLS: {"messages": [ASKED], "tools": [TOOL]},
-        Kind.CALLS: called(),
+    bodies: dict[PromptKind, dict[str, Any]] = {
+        PromptKind.CHATS: {"messages": [ASKED]},
+        PromptKind.PARTS: {"messages": [parts]},
+        PromptKind.THINKING: {"messages": [ASKED], "chat_template_kwargs": {"enable_thinking": False}},
+        PromptKind.TOOLS: {"messages": [ASKED], "tools": [TOOL]},
+        PromptKind.CALLS: called(),
     }
     for kind, body in bodies.items():
         assert reader.read(CHAT, body).ids
-        assert reader.for_workers({Kind.CHATS, kind}).read(CHAT, body) == reader.read(CHAT, body)
-        for kinds in (set(Kind) - {kind}, set(Kind) - {Kind.CHATS}, set[Kind]()):
+        assert reader.for_workers({PromptKind.CHATS, kind}).read(CHAT, body) == reader.read(CHAT, body)
+        for kinds in (set(PromptKind) - {kind}, set(PromptKind) - {PromptKind.CHATS}, set[PromptKind]()):
             assert reader.for_workers(kinds).read(CHAT, body).question == body
-    whole = {**bodies[Kind.THINKING], **bodies[Kind.TOOLS], "messages": [parts, *called()["messages"]]}
+    whole = {**bodies[PromptKind.THINKING], **bodies[PromptKind.TOOLS], "messages": [parts, *called()["messages"]]}
     assert reader.read(CHAT, whole).ids
-    for kind in (Kind.PARTS, Kind.THINKING, Kind.TOOLS, Kind.CALLS):
-        assert reader.for_workers(set(Kind) - {kind}).read(CHAT, whole).question == whole
+    for kind in (PromptKind.PARTS, PromptKind.THINKING, PromptKind.TOOLS, PromptKind.CALLS):
+        assert reader.for_workers(set(PromptKind) - {kind}).read(CHAT, whole).question == whole
     assert reader.for_workers(set()).read(GENERATE, {"text": "a"}).question == {"prompt": "a"}
 
 

@@ -20,7 +20,7 @@ from marconi.events.hashes import HashSpace
 from marconi.model import load
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.dispatch import prompt_of
-from marconi.router.prompts import Kind
+from marconi.router.prompts import PromptKind
 from marconi.router.ray_serve import replicas as module
 from marconi.router.ray_serve.call import Call
 from marconi.router.ray_serve.replicas import Replicas
@@ -135,8 +135,8 @@ def test_a_kind_of_prompts_that_one_replica_tokenizes_otherwise_is_the_hosts_to_
         async with chosen_by(*workers) as made:
             await until(hears_all(made, *workers))
             assert await choice(made, "1", call("x" * 40), "a", "b") is not None
-            of_a = {**await said(a), "kinds": [Kind.TEXTS, Kind.CHATS]}
-            made.update({"c": of_a, "d": {**await said(b), "kinds": [Kind.CHATS]}, "a": {}, "b": {}})
+            of_a = {**await said(a), "kinds": [PromptKind.TEXTS, PromptKind.CHATS]}
+            made.update({"c": of_a, "d": {**await said(b), "kinds": [PromptKind.CHATS]}, "a": {}, "b": {}})
             assert await choice(made, "2", call("x" * 40), "a", "b") is None
 
     run(story())

@@ -11,7 +11,7 @@ import psutil
 
 from marconi.process import free_ports
 from marconi.router.description import Description, describe
-from marconi.router.prompts import Kind
+from marconi.router.prompts import PromptKind
 from marconi.router.ray_serve import server as module
 from marconi.router.ray_serve.options import Options
 from marconi.router.ray_serve.server import Server, kinds_alike
@@ -80,7 +80,7 @@ def test_one_that_never_serves_is_named_in_a_line(model: Path) -> None:
 
 def test_one_that_tokenizes_otherwise_is_told_from_one_that_does_not(model: Path) -> None:
     with started(options(model)) as server:
-        assert kinds_alike(options(model).reader(), server.post_json, server.url) == {Kind.TEXTS}, (
+        assert kinds_alike(options(model).reader(), server.post_json, server.url) == {PromptKind.TEXTS}, (
             "it has no template to render chats with"
         )
     asked = options(model, "--other-tokenizer")

@@ -16,7 +16,7 @@ from marconi.engine import flags, split, support
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine
 from marconi.engine.check.model import Model, draft_folder, is_draft_known
-from marconi.engine.check.pools import Card, Pools, Request, pools_of
+from marconi.engine.check.pools import Card, Pools, RequestSlots, pools_of
 from marconi.engine.check.weights import bits_of, weight_bytes
 from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.flags import BACKEND, Flags
@@ -34,7 +34,7 @@ _CARDS_GB: Final = (24, 32, 40, 48, 80, 96, 141, 180, 192, 288)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CheckResult:
     """The answer to a command line: would it be served, and with what."""
 
     model_path: str
@@ -62,7 +62,7 @@ class Answer:
         return next((line for line in self.reasons if line.split()[0].rstrip(":") == option), None)
 
 
-def answer(line: CommandLine, model: Model, machine: Machine) -> Answer:
+def answer(line: CommandLine, model: Model, machine: Machine) -> CheckResult:
     """Decide what a server would on `machine`, from its command line and its model's configuration."""
     found, is_short = _answer(line, model, machine)
     if not is_short:
@@ -79,10 +79,10 @@ def answer(line: CommandLine, model: Model, machine: Machine) -> Answer:
     return replace(found, reasons=(*found.reasons, reason))
 
 
-def _fitting(line: CommandLine, model: Model, machine: Machine, found: Answer) -> Iterator[str]:
+def _fitting(line: CommandLine, model: Model, machine: Machine, found: CheckResult) -> Iterator[str]:
     """The fewest ranks and the smallest card with room that raise no new objection."""
 
-    def has_room(alternative: tuple[Answer, bool]) -> bool:
+    def has_room(alternative: tuple[CheckResult, bool]) -> bool:
         other, is_short = alternative
         return not is_short and other.pools is not None and set(other.reasons) <= set(found.reasons)
 
@@ -98,7 +98,7 @@ def _fitting(line: CommandLine, model: Model, machine: Machine, found: Answer) -
             break
 
 
-def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, bool]:
+def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[CheckResult, bool]:
     """The answer, and whether a card has too little memory, which is not among its reasons."""
     record = line.make_record()
     is_open = split.is_open(record)
@@ -115,7 +115,7 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
     return replace(found, split=divided), is_short
 
 
-def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, bool]:
+def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machine) -> tuple[CheckResult, bool]:
     """The answer to `server_args`, the record of `line` before it is resolved."""
     reasons = list(_against_installation())
     notes: list[str] = []
@@ -155,7 +155,7 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
             is_short = not against and any(_against_room(pools, request))
             if pools.warning is not None:
                 notes.append(pools.warning)
-    found = Answer(
+    found = CheckResult(
         model_path=line.model_path,
         given=line.given,
         reasons=tuple(dict.fromkeys(reasons)),
@@ -168,7 +168,7 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
     return found, is_short
 
 
-def _against_room(pools: Pools, request: Request) -> Iterator[str]:
+def _against_room(pools: Pools, request: RequestSlots) -> Iterator[str]:
     """Check the known sizes of the pools; SGLang chooses the others large enough."""
     if pools.max_running == 0:
         yield (
@@ -234,14 +234,14 @@ def _precision(view: Any) -> Precision:
     return Precision(kv_dtype=_KV_DTYPES.get(kv), state_dtype=state or None, conv_dtype=conv or None)
 
 
-def _request(view: Any, facts: Facts, given: Flags) -> Request:
+def _request(view: Any, facts: Facts, given: Flags) -> RequestSlots:
     ratio, num_slots, max_tokens = view.mamba_full_memory_ratio, view.max_mamba_cache_size, view.max_total_tokens
     if facts.is_on_cpu:
         num_slots, max_tokens = num_slots or NUM_STATE_SLOTS, max_tokens or NUM_KV_TOKENS
     defaults = {} if ratio is None else {"ratio": ratio}
     page_tokens = view.page_size or 1
     tracking = tracking_of(view, page_tokens)
-    return Request(
+    return RequestSlots(
         page_tokens=page_tokens,
         num_tracking_slots=tracking.num_slots,
         lends_tracking_slots=facts.admission(given) == JUDICIOUS and tracking.are_lent,

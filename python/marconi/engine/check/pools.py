@@ -31,7 +31,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RequestSlots:
     """Sizes that the flags ask for; None where they leave it to SGLang."""
 
     page_tokens: int
@@ -75,7 +75,7 @@ class Pools:
 
 
 def pools_of(
-    request: Request, kv_bytes_per_token: int, state_bytes: int, card: Card | None, checkpoint_bytes: int = 0
+    request: RequestSlots, kv_bytes_per_token: int, state_bytes: int, card: Card | None, checkpoint_bytes: int = 0
 ) -> Pools:
     """The pools of one rank; of no size where a card has no room for any. `checkpoint_bytes` is a state's in int8."""
     num_slots, num_tokens, rest = request.num_slots, request.max_tokens, None

@@ -6,11 +6,11 @@ from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from marconi.engine.check.answer import Answer
+from marconi.engine.check.answer import CheckResult
 from marconi.replay.memory import format_bytes
 
 
-def to_json(answer: Answer) -> dict[str, Any]:
+def to_json(answer: CheckResult) -> dict[str, Any]:
     """Convert to the result file's JSON; null for what is not known."""
     profile, pools = answer.profile, answer.pools
     return {
@@ -43,7 +43,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def render(answer: Answer) -> RenderableType:
+def render(answer: CheckResult) -> RenderableType:
     """The flags, what else stands against them, the pools, and the verdict."""
     parts: list[RenderableType] = [_flags(answer)]
     if answer.profile is not None and answer.pools is not None:
@@ -60,7 +60,7 @@ def render(answer: Answer) -> RenderableType:
     return Group(*parts)
 
 
-def _flags(answer: Answer) -> Table:
+def _flags(answer: CheckResult) -> Table:
     table = Table("flag", "served", "why not", box=SIMPLE)
     told = set()
     table.add_row(f"--model-path {answer.model_path}", "yes", "")
@@ -75,7 +75,7 @@ def _flags(answer: Answer) -> Table:
     return table
 
 
-def _pools(answer: Answer) -> Table:
+def _pools(answer: CheckResult) -> Table:
     assert answer.profile is not None
     assert answer.pools is not None
     profile, pools = answer.profile, answer.pools

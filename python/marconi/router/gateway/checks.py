@@ -26,7 +26,7 @@ from marconi.router.description import Description, describe, loads_of
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.worker import Condition, Tokenization, Worker
 from marconi.router.load_report import LoadReport
-from marconi.router.prompts import Kind
+from marconi.router.prompts import PromptKind
 from marconi.router.prompts.check import TOKENIZE, Probe, Unlike, verify, without
 
 logger = logging.getLogger(__name__)
@@ -140,25 +140,25 @@ class HealthChecks:
         marconi = await self._json(worker, "/marconi", absent_is_none=True)
         description = describe(worker.url, model_info, marconi, self._gateway.keys)
         tokenization = await self._tokenization(worker)
-        if Kind.TEXTS in tokenization.kinds and tokenization.kinds != frozenset(Kind):
+        if PromptKind.TEXTS in tokenization.kinds and tokenization.kinds != frozenset(PromptKind):
             # Chats that were rendered before midnight may be unlike a template's answers after it.
             tokenization = await self._tokenization(worker)
         return description, tokenization
 
     async def _tokenization(self, worker: Worker) -> Tokenization:
         """Send a worker the probes; `ValueError` where it does not tokenize."""
-        kinds, difference, hashes = frozenset(Kind), "", []
+        kinds, difference, hashes = frozenset(PromptKind), "", []
         for probe in self._probes():
-            if probe.kind not in kinds and probe.kind is not Kind.TEXTS:
+            if probe.kind not in kinds and probe.kind is not PromptKind.TEXTS:
                 continue
             try:
                 answer = await self._json(worker, TOKENIZE, probe.body)
-                if probe.kind is Kind.TEXTS:
+                if probe.kind is PromptKind.TEXTS:
                     hashes.append(probe.hash(answer, worker.url))
                 verify(probe, answer, worker.url)
             except (ValueError, aiohttp.ClientPayloadError) as wrong:
                 # A chat that it refuses, or fails on, is unlike as well.
-                if probe.kind is Kind.TEXTS and not isinstance(wrong, Unlike):
+                if probe.kind is PromptKind.TEXTS and not isinstance(wrong, Unlike):
                     raise
                 kinds = without(kinds, probe.kind)
                 difference = difference or ("" if probe.expected_hash is None else str(wrong))

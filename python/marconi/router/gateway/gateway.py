@@ -27,7 +27,7 @@ from marconi.router.gateway.placed import Placed
 from marconi.router.gateway.ranks import FIELD
 from marconi.router.gateway.settings import Settings
 from marconi.router.gateway.worker import Condition, Health, Rank, Tokenization, Worker
-from marconi.router.prompts import Kind, PromptReader
+from marconi.router.prompts import PromptKind, PromptReader
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Gateway(RouterCore):
         """The ranks of all workers that were described, by name: the dispatcher chooses among them."""
         self.placed: dict[str, Placed] = {}
         """The latest requests of each of them."""
-        self.kinds = frozenset(Kind)
+        self.kinds = frozenset(PromptKind)
         """Prompts that are tokenized here."""
 
     # Workers
@@ -81,7 +81,7 @@ class Gateway(RouterCore):
             self.remote.forget()
         if tokenization.difference:
             # Many templates take no parts, which SGLang joins: nothing to mend.
-            level = logging.INFO if Kind.CHATS in tokenization.kinds else logging.WARNING
+            level = logging.INFO if PromptKind.CHATS in tokenization.kinds else logging.WARNING
             logger.log(level, "marconi: %s; workers tokenize what is not alike", tokenization.difference)
         self._remove_ranks(worker, kept=ranks)
         for name in ranks:

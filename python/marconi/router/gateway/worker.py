@@ -19,7 +19,7 @@ import aiohttp
 
 from marconi.router.description import Description, EventSource
 from marconi.router.gateway.settings import HealthLimits
-from marconi.router.prompts import Kind
+from marconi.router.prompts import PromptKind
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Health:
 class Tokenization:
     """How a worker tokenizes, by its answers to the probes."""
 
-    kinds: frozenset[Kind] = frozenset(Kind)
+    kinds: frozenset[PromptKind] = frozenset(PromptKind)
     """Prompts that this router tokenizes as the worker does."""
     text_hash: str = ""
     """Hash of its answers to the texts."""

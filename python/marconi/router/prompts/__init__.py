@@ -18,7 +18,7 @@ CHAT: Final = "/v1/chat/completions"
 ROUTES: Final = (GENERATE, COMPLETIONS, CHAT)
 
 
-class Kind(StrEnum):
+class PromptKind(StrEnum):
     """A kind of prompts that workers tokenize as this router does, or not."""
 
     TEXTS = "texts"
@@ -53,5 +53,5 @@ class PromptReader(Protocol):
     def read(self, route: str, body: Mapping[str, Any]) -> Reading:
         """Read a body that was posted to `route`."""
 
-    def for_workers(self, kinds: Set[Kind], model: str | None = None) -> Self:
+    def for_workers(self, kinds: Set[PromptKind], model: str | None = None) -> Self:
         """The same reader for workers that tokenize prompts of these kinds alike, and serve a model by this name."""

@@ -14,7 +14,7 @@ SGLang gives both all their fields, those that are absent as null.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from marconi.router.prompts import Kind, Unknowable
+from marconi.router.prompts import PromptKind, Unknowable
 
 _QUESTION: Final = (
     *("messages", "tools", "tool_choice", "reasoning", "reasoning_effort", "chat_template_kwargs"),
@@ -28,16 +28,16 @@ _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "stri
 """JSON Schema's; a worker rewrites some others (`varchar`)."""
 
 
-def kinds_of(body: Mapping[str, Any]) -> frozenset[Kind] | None:
+def kinds_of(body: Mapping[str, Any]) -> frozenset[PromptKind] | None:
     """The kinds that a chat is of, all of which must be tokenized alike; None for one that only a worker renders."""
     given = {name: body[name] for name in _QUESTION if body.get(name) is not None}
     messages, variables = given.pop("messages"), given.pop("chat_template_kwargs", None) or {}
-    kinds = {Kind.CHATS, Kind.THINKING} if variables else {Kind.CHATS}
+    kinds = {PromptKind.CHATS, PromptKind.THINKING} if variables else {PromptKind.CHATS}
     if "tools" in given:
         tools = given.pop("tools")
         if not tools or not all(map(_is_usual_tool, tools)) or given.pop("tool_choice", "auto") != "auto":
             return None
-        kinds.add(Kind.TOOLS)
+        kinds.add(PromptKind.TOOLS)
     if given or not messages or messages[-1]["role"] == "assistant":
         return None
     if not (_SWITCHES.issuperset(variables) and all(isinstance(value, bool) for value in variables.values())):
@@ -69,23 +69,23 @@ def question_of(body: Mapping[str, Any]) -> dict[str, Any]:
 # Messages
 
 
-def _kind_of_message(message: Mapping[str, Any]) -> Kind | None:
+def _kind_of_message(message: Mapping[str, Any]) -> PromptKind | None:
     """The kind that a message makes its chat; None for one that only a worker renders."""
     role, content = message["role"], message.get("content")
     names = {name for name, value in message.items() if value is not None}
     if role == "tool":
         is_usual = {"role", "content", "tool_call_id"} <= names <= {"role", "content", "tool_call_id", "name"}
-        return Kind.CALLS if is_usual and all(isinstance(message[name], str) for name in names) else None
+        return PromptKind.CALLS if is_usual and all(isinstance(message[name], str) for name in names) else None
     if role == "assistant" and "tool_calls" in names:
         is_usual = names <= {"role", "content", "tool_calls"} and (content is None or isinstance(content, str))
         calls = message["tool_calls"]
-        return Kind.CALLS if is_usual and calls and all(map(_is_usual_call, calls)) else None
+        return PromptKind.CALLS if is_usual and calls and all(map(_is_usual_call, calls)) else None
     if names != {"role", "content"} or role not in _ROLES:
         return None
     texts = _texts(content)
     if not texts or not all(isinstance(text, str) and text for text in texts):
         return None
-    return Kind.PARTS if isinstance(content, list) else Kind.CHATS
+    return PromptKind.PARTS if isinstance(content, list) else PromptKind.CHATS
 
 
 def _texts(content: Any) -> list[Any]:

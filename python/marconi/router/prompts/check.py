@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
-from marconi.router.prompts import CHAT, Kind
+from marconi.router.prompts import CHAT, PromptKind
 from marconi.router.prompts.reader import TokenizingReader
 
 TOKENIZE: Final = "/v1/tokenize"
@@ -84,27 +84,30 @@ def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": _TWO_PARTS}
 
 
-_CHATS: Final[Mapping[str, tuple[Kind, dict[str, Any]]]] = {
-    "chat": (Kind.CHATS, {"messages": [_SYSTEM, _ASKED]}),
-    "chat without a system message": (Kind.CHATS, {"messages": [_ASKED]}),
-    "chat of turns": (Kind.CHATS, {"messages": [_ASKED, _ANSWERED, _ASKED]}),
-    "chat of more turns": (Kind.CHATS, {"messages": [_SYSTEM, _ASKED, _ANSWERED, _ASKED, _ANSWERED, _ASKED]}),
-    "chat of parts": (Kind.PARTS, {"messages": [_in_parts(_ASKED)]}),
-    "chat of parts of the system": (Kind.PARTS, {"messages": [_in_parts(_SYSTEM), _ASKED]}),
-    "chat of parts of an answer": (Kind.PARTS, {"messages": [_ASKED, _in_parts(_ANSWERED), _ASKED]}),
+_CHATS: Final[Mapping[str, tuple[PromptKind, dict[str, Any]]]] = {
+    "chat": (PromptKind.CHATS, {"messages": [_SYSTEM, _ASKED]}),
+    "chat without a system message": (PromptKind.CHATS, {"messages": [_ASKED]}),
+    "chat of turns": (PromptKind.CHATS, {"messages": [_ASKED, _ANSWERED, _ASKED]}),
+    "chat of more turns": (PromptKind.CHATS, {"messages": [_SYSTEM, _ASKED, _ANSWERED, _ASKED, _ANSWERED, _ASKED]}),
+    "chat of parts": (PromptKind.PARTS, {"messages": [_in_parts(_ASKED)]}),
+    "chat of parts of the system": (PromptKind.PARTS, {"messages": [_in_parts(_SYSTEM), _ASKED]}),
+    "chat of parts of an answer": (PromptKind.PARTS, {"messages": [_ASKED, _in_parts(_ANSWERED), _ASKED]}),
     **{
-        f"chat with {name} {value}": (Kind.THINKING, {"messages": [_ASKED], "chat_template_kwargs": {name: value}})
+        f"chat with {name} {value}": (
+            PromptKind.THINKING,
+            {"messages": [_ASKED], "chat_template_kwargs": {name: value}},
+        )
         for name in ("enable_thinking", "thinking")
         for value in (False, True)
     },
-    "chat with a tool": (Kind.TOOLS, {"messages": [_ASKED], "tools": [_TOOL]}),
+    "chat with a tool": (PromptKind.TOOLS, {"messages": [_ASKED], "tools": [_TOOL]}),
     "chat with tools": (
-        Kind.TOOLS,
+        PromptKind.TOOLS,
         {"messages": [_SYSTEM, _ASKED], "tools": [_TOOL, _TOOL_IN_ANOTHER_ORDER], "tool_choice": "auto"},
     ),
-    "chat with a call": (Kind.CALLS, {"messages": [_ASKED, _CALLED, _RESULT]}),
+    "chat with a call": (PromptKind.CALLS, {"messages": [_ASKED, _CALLED, _RESULT]}),
     "chat with calls": (
-        Kind.CALLS,
+        PromptKind.CALLS,
         {"messages": [_SYSTEM, _ASKED, _CALLED_TWICE, _SECOND_RESULT, _RESULT, _ANSWERED, _ASKED]},
     ),
 }
@@ -119,7 +122,7 @@ class Probe:
     """A text or a chat to be tokenized, and the expected ids."""
 
     name: str
-    kind: Kind
+    kind: PromptKind
     body: Mapping[str, Any]
     expected_hash: str | None
     """SHA-256 of this router's ids, hexadecimal; None where it has no tokenizer."""
@@ -137,7 +140,7 @@ class Probe:
 
 def probes(reader: TokenizingReader) -> list[Probe]:
     """The probes: all texts, and of each kind of chats those that `reader` has ids of, or one without ids."""
-    return list(_probes(reader.for_workers(frozenset(Kind))))
+    return list(_probes(reader.for_workers(frozenset(PromptKind))))
 
 
 def verify(probe: Probe, answer: object, worker: str) -> None:
@@ -150,9 +153,9 @@ def verify(probe: Probe, answer: object, worker: str) -> None:
         )
 
 
-def without(kinds: frozenset[Kind], unlike: Kind) -> frozenset[Kind]:
+def without(kinds: frozenset[PromptKind], unlike: PromptKind) -> frozenset[PromptKind]:
     """The kinds that are left where one is unlike: each chat is one of `CHATS`, too, and each is made of texts."""
-    needs_it = {Kind.TEXTS: frozenset(Kind), Kind.CHATS: frozenset(Kind) - {Kind.TEXTS}}
+    needs_it = {PromptKind.TEXTS: frozenset(PromptKind), PromptKind.CHATS: frozenset(PromptKind) - {PromptKind.TEXTS}}
     return kinds - needs_it.get(unlike, {unlike})
 
 
@@ -172,7 +175,7 @@ def _probes(reader: TokenizingReader) -> Iterator[Probe]:
         for adds_special in (True, False):
             expected = None if tokenizer is None else hash_of(tokenizer.encode(text, adds_special=adds_special))
             body = {"prompt": text, "add_special_tokens": adds_special}
-            yield Probe(name if adds_special else f"{name}, bare", Kind.TEXTS, body, expected)
+            yield Probe(name if adds_special else f"{name}, bare", PromptKind.TEXTS, body, expected)
     rendered = {name: reader.read(CHAT, chat).ids for name, (_, chat) in _CHATS.items()}
     for kind in dict.fromkeys(kind for kind, _ in _CHATS.values()):
         of_kind = {name: chat for name, (each, chat) in _CHATS.items() if each is kind}

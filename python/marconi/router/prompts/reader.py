@@ -30,7 +30,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from marconi.chat.template import messages_of, tools_of
 from marconi.chat.tokenizer import TextTokenizer
-from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknowable
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, PromptKind, Reading, Unknowable
 from marconi.router.prompts.chat import kinds_of, question_of
 
 _NO_TEXT: Final = (
@@ -94,7 +94,7 @@ class TokenizingReader:
     adapters: Adapters
     why_not: str = ""
     """Why there is no tokenizer, in words."""
-    kinds: frozenset[Kind] = frozenset(Kind)
+    kinds: frozenset[PromptKind] = frozenset(PromptKind)
     """The prompts that are tokenized here; workers tokenize the rest."""
 
     @classmethod
@@ -126,7 +126,7 @@ class TokenizingReader:
             why_not=why_not,
         )
 
-    def for_workers(self, kinds: Set[Kind], model: str | None = None) -> Self:
+    def for_workers(self, kinds: Set[PromptKind], model: str | None = None) -> Self:
         """The same reader for workers that tokenize prompts of these kinds alike, and serve a model by this name."""
         adapters = self.adapters if model is None else replace(self.adapters, served_model=model)
         return replace(self, kinds=frozenset(kinds), adapters=adapters)
@@ -174,7 +174,7 @@ class TokenizingReader:
             return _ids(prompt), None
         if route == COMPLETIONS and body.get("suffix"):
             raise Unknowable("what stands between a prompt and a suffix")
-        if self.tokenizer is None or Kind.TEXTS not in self.kinds:
+        if self.tokenizer is None or PromptKind.TEXTS not in self.kinds:
             return None, {"prompt": prompt}
         return self.tokenizer.encode(prompt), None
 

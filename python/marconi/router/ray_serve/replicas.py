@@ -26,7 +26,7 @@ from marconi.router.core import RoutedRequest, RouterCore
 from marconi.router.description import EventSource, describe
 from marconi.router.dispatch import Ticket
 from marconi.router.gateway.added import asking_for_state
-from marconi.router.prompts import Kind, PromptReader
+from marconi.router.prompts import PromptKind, PromptReader
 from marconi.router.ray_serve.call import Call
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Replicas(RouterCore):
         self._events: dict[str, EventSource | None] = {}
         """The events of every replica; None where it publishes none."""
         self._subscribed: set[str] = set()
-        self._kinds = frozenset(Kind)
+        self._kinds = frozenset(PromptKind)
         """The prompts that this router tokenizes as all replicas do; others are left to the host's rule."""
         self._hashes: tuple[str | None, int] | None = None
         """Model name and tokens of a block in the hashes of all replicas that are subscribed to."""
@@ -98,7 +98,7 @@ class Replicas(RouterCore):
                     why = f"a replica must run 1 data-parallel rank, got {found.num_ranks}"
                 elif found.events:
                     events = found.events[0]
-                self._kinds &= set(metadata.get("kinds", Kind))
+                self._kinds &= set(metadata.get("kinds", PromptKind))
                 self.reader = self.reader.for_workers(self._kinds, found.model)
         if events is None:
             logger.warning("marconi: replica %s is routed to without its events: %s", name, why)

@@ -15,7 +15,7 @@ from typing import Any
 
 from marconi.events.address import TcpAddress
 from marconi.process import LOOPBACK, GuardedServer, free_ports
-from marconi.router.prompts import Kind
+from marconi.router.prompts import PromptKind
 from marconi.router.prompts.check import TOKENIZE, probes, verify, without
 from marconi.router.prompts.reader import TokenizingReader
 from marconi.router.ray_serve.options import Options
@@ -66,19 +66,19 @@ class Server(GuardedServer):
 
 def kinds_alike(
     reader: TokenizingReader, post: Callable[[str, Mapping[str, Any]], Any], server: str
-) -> frozenset[Kind]:
+) -> frozenset[PromptKind]:
     """The kinds of prompts whose ids are the reader's at a server; `post` posts a body to a path of it.
 
     `ValueError`, one line, where texts are unlike, or chats that the reader has ids of.
     """
-    kinds = frozenset(Kind)
+    kinds = frozenset(PromptKind)
     for probe in probes(reader):
         if probe.kind not in kinds:
             continue
         try:
             verify(probe, post(TOKENIZE, probe.body), server)
         except ValueError:
-            if probe.kind in (Kind.TEXTS, Kind.CHATS) and probe.expected_hash is not None:
+            if probe.kind in (PromptKind.TEXTS, PromptKind.CHATS) and probe.expected_hash is not None:
                 raise
             kinds = without(kinds, probe.kind)
     return kinds
