@@ -1,6 +1,6 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all slowest cuda-check test-ray fuzz soak-fleet lint type format figures bench recipes lock ledger clean
+.PHONY: help setup demo test test-all slowest cuda-check test-ray fuzz soak-fleet lint type format figures bench recipes lock ledger drill clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -104,6 +104,14 @@ lock: | $(UV)  ## compile requirements.lock anew
 
 ledger: setup  ## write down what is changed of SGLang (UPSTREAM.md) and the signatures of what is used
 	SGLANG_PLATFORM=marconi_cpu PYTHONPATH=test $(BIN)/python -m engine.ledger
+
+# SGLang alone: what it depends on is that of .venv.
+drill: setup  ## what moved in another SGLang, by our files that use it: SGLANG=0.5.22, a version or a wheel
+	$(if $(SGLANG),,$(error SGLANG must be a version or a wheel, as SGLANG=0.5.22, got none))
+	$(UV) pip install --quiet --python $(BIN)/python --target $(VENV)/.drill/$(notdir $(SGLANG)) --no-deps \
+		$(if $(wildcard $(SGLANG)),$(SGLANG),sglang==$(SGLANG))
+	SGLANG_PLATFORM=marconi_cpu MARCONI_ALLOW_UNVERIFIED_SGLANG=1 PYTHONWARNINGS=ignore \
+		PYTHONPATH=$(VENV)/.drill/$(notdir $(SGLANG)):test $(BIN)/python -m engine.ledger drill
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .uv .demo .durations .mypy_cache .ruff_cache build dist

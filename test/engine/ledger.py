@@ -1,5 +1,7 @@
 """The ledger of SGLang, written down by `make ledger`: the page of what is changed, and the signatures of what is used.
 
+`make drill SGLANG=VERSION` holds them against another release, and says which of our files use what moved.
+
     changed    the targets of both `upstream.toml`: of the cache; of the CPU platform and the demo
     used       in the source: imports of SGLang, what is read of them, and attributes of its objects, which are known by
                their annotation or by what they are called (`CALLED`); and what no source shows (`UNSEEN`)
@@ -12,10 +14,12 @@ import enum
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from marconi.engine import upstream as of_engine
 from marconi.engine.touch import Group, resolve, signature_of
@@ -152,14 +156,26 @@ UNSEEN: Final = {
 """By owner: what of SGLang is used, or done in its place, where no source shows whose it is."""
 
 
-def used() -> set[str]:
-    """Every name of SGLang's that the source uses."""
-    found = {f"{owner}.{name}" for owner, names in UNSEEN.items() for name in names.split()}
+def users() -> dict[str, set[str]]:
+    """Every name of SGLang's that is used or changed, with our files that do."""
+    found: dict[str, set[str]] = {}
+    for owner, names in UNSEEN.items():
+        for name in names.split():
+            found.setdefault(f"{owner}.{name}", set()).add(_place(Path(__file__)))
+    for group in GROUPS:
+        for touch in group.touches:
+            file = inspect.getsourcefile(touch.function) if touch.hook else None
+            found.setdefault(touch.target, set()).add(group.title if file is None else _place(Path(file)))
     ours = ((f"python/{name}", CALLED) for name in ("marconi/engine", "marconi_cpu"))
     for folder, called in (*ours, ("test/rig", CALLED), ("benchmark", {})):
         for path in (ROOT / folder).rglob("*.py"):
-            found |= names_in(path.read_text(encoding="utf-8"), called)
+            for name in names_in(path.read_text(encoding="utf-8"), called):
+                found.setdefault(name, set()).add(_place(path))
     return found
+
+
+def _place(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def names_in(source: str, called: Mapping[str, str] = CALLED) -> set[str]:
@@ -264,26 +280,56 @@ def _fields(owner: Any) -> set[str]:
     return fields
 
 
-def names() -> set[str]:
-    """Every name of SGLang's that is used or changed."""
-    return used() | {touch.target for group in GROUPS for touch in group.touches}
-
-
 def snapshot() -> dict[str, str]:
-    """What each of `names` is in the installed SGLang."""
-    return {name: describe(name) for name in sorted(names())}
+    """The description of each of `users` in the installed SGLang."""
+    return {name: describe(name) for name in sorted(users())}
 
 
-def differences(verified: Mapping[str, str]) -> Iterator[str]:
-    """A line for each name of a snapshot that is gone from the installed SGLang, or is something else there."""
+class Moved(NamedTuple):
+    """A name that is not what it was."""
+
+    name: str
+    was: str
+    found: str
+    """Its description in the installed SGLang, or `gone`."""
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.found}, was {self.was}"
+
+
+def moved(verified: Mapping[str, str]) -> Iterator[Moved]:
+    """The names of a snapshot that are gone from the installed SGLang, or are something else there."""
     for name, was in verified.items():
         try:
             found = describe(name)
         except (ImportError, AttributeError):
-            yield f"{name} is gone, was {was}"
-        else:
-            if found != was:
-                yield f"{name} is {found}, was {was}"
+            found = "gone"
+        if found != was:
+            yield Moved(name, was, found)
+
+
+def by_file(found: Iterable[Moved], by: Mapping[str, set[str]]) -> Iterator[str]:
+    """Lines of a drill: each of our files, and below it the names that it uses and that moved."""
+    of_file: dict[str, list[Moved]] = {}
+    for each in found:
+        for file in sorted(by.get(each.name, {"(nothing of ours any more)"})):
+            of_file.setdefault(file, []).append(each)
+    for file, names in sorted(of_file.items()):
+        yield file
+        for name, was, now in names:
+            yield f"    {name.removeprefix('sglang.')}"
+            yield f"        was  {was}"
+            yield f"        is   {now}"
+
+
+def drill() -> int:
+    """Print what moved since the verified SGLang; returns how many names did."""
+    verified = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+    found, by = list(moved(verified)), users()
+    print("\n".join(by_file(found, by)))
+    num_files = len({file for each in found for file in by.get(each.name, ())})
+    print(f"SGLang {version('sglang')}: {len(found)} of {len(verified)} names moved, in {num_files} places of ours")
+    return len(found)
 
 
 def page() -> str:
@@ -307,5 +353,7 @@ def _section(group: Group) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["drill"]:
+        sys.exit(bool(drill()))
     PAGE.write_text(page(), encoding="utf-8")
     SNAPSHOT.write_text(json.dumps(snapshot(), indent=1) + "\n", encoding="utf-8")

@@ -24,12 +24,12 @@ SEAMS = ("SRTPlatform", "DeviceMixin", "UnifiedTreeCoreInterface")
 
 
 def test_the_installed_sglang_is_the_one_that_was_verified() -> None:
-    lines = list(ledger.differences(json.loads(ledger.SNAPSHOT.read_text())))
+    lines = list(map(str, ledger.moved(json.loads(ledger.SNAPSHOT.read_text()))))
     assert not lines, "\n".join(["what SGLang is used for has changed:", *lines])
 
 
 def test_the_snapshot_has_every_name_that_is_used_or_changed_and_no_other() -> None:
-    written, found = set(json.loads(ledger.SNAPSHOT.read_text())), ledger.names()
+    written, found = set(json.loads(ledger.SNAPSHOT.read_text())), set(ledger.users())
     assert written == found, f"run `make ledger`: {sorted(written ^ found)}"
 
 
@@ -41,12 +41,33 @@ def test_a_target_that_is_gone_or_moved_is_noticed() -> None:
         "sglang.srt.managers.schedule_batch.Req.num_wishes": "attribute",
         "sglang.srt.managers.schedule_batch.Req.reasoning_tokens": "attribute",
     }
-    assert list(ledger.differences(verified)) == [
+    found = list(ledger.moved(verified))
+    assert list(map(str, found)) == [
         "sglang.srt.mem_cache.registry.create_tree_cache is (ctx), was (ctx, clock)",
         "sglang.srt.mem_cache.registry.create_a_cache_that_never_was is gone, was (ctx)",
         "sglang.srt.mem_cache.a_module_that_never_was.create_tree_cache is gone, was (ctx)",
         "sglang.srt.managers.schedule_batch.Req.num_wishes is gone, was attribute",
     ]
+    assert list(ledger.by_file(found[:2], {found[0].name: {"b.py", "a.py"}, found[1].name: {"b.py"}})) == [
+        "a.py",
+        "    srt.mem_cache.registry.create_tree_cache",
+        "        was  (ctx, clock)",
+        "        is   (ctx)",
+        "b.py",
+        "    srt.mem_cache.registry.create_tree_cache",
+        "        was  (ctx, clock)",
+        "        is   (ctx)",
+        "    srt.mem_cache.registry.create_a_cache_that_never_was",
+        "        was  (ctx)",
+        "        is   gone",
+    ]
+
+
+def test_a_name_that_moves_is_found_in_the_files_that_use_it() -> None:
+    users = ledger.users()
+    assert users["sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"] >= {"python/marconi/engine/cache.py"}
+    (hook,) = (touch for touch in upstream.PLUGIN.touches if touch.kind is Kind.BEFORE)
+    assert "python/marconi/engine/startup.py" in users[hook.target]
 
 
 def test_every_way_to_use_a_name_of_sglangs_is_seen() -> None:
