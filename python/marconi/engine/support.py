@@ -69,7 +69,7 @@ class Facts:
 class Launch(NamedTuple):
     """A server that is about to start: SGLang's arguments, our flags, and the facts."""
 
-    args: Any
+    server_args: Any
     given: Flags
     facts: Facts = Facts(is_hybrid=True)
 
@@ -81,7 +81,7 @@ class Launch(NamedTuple):
     @property
     def num_caches(self) -> int:
         """Caches of the server, each of its own ranks."""
-        return num_dp_ranks_of(self.args)
+        return num_dp_ranks_of(self.server_args)
 
 
 class Setting(NamedTuple):
@@ -112,7 +112,7 @@ class Unsupported(Setting):
 
     def said_of(self, launch: Launch) -> str | None:
         """The line for `launch`; None if that does not ask for it."""
-        given = self.given_in(launch.args)
+        given = self.given_in(launch.server_args)
         if given is None:
             return None
         return f"{given} is not supported with --radix-cache-backend marconi on this model: {self.reason}"
@@ -236,18 +236,18 @@ NOTED: Final = (
 )
 
 
-def _has_no_room(args: Any) -> bool:
-    ratio = args.hicache_ratio
-    is_by_ratio = args.enable_hierarchical_cache and args.hicache_size <= 0 and ratio is not None
+def _has_no_room(server_args: Any) -> bool:
+    ratio = server_args.hicache_ratio
+    is_by_ratio = server_args.enable_hierarchical_cache and server_args.hicache_size <= 0 and ratio is not None
     return is_by_ratio and not 0 < ratio < math.inf
 
 
 def _is_lazy(launch: Launch) -> bool:
-    return bool(launch.args.mamba_radix_cache_strategy == "extra_buffer_lazy")
+    return bool(launch.server_args.mamba_radix_cache_strategy == "extra_buffer_lazy")
 
 
 def _asks_for(field: str) -> Condition:
-    return lambda launch: getattr(launch.args, field)
+    return lambda launch: getattr(launch.server_args, field)
 
 
 def _with_int8(is_given: Condition) -> Condition:
@@ -264,20 +264,20 @@ REFUSED_ARGUMENTS: Final = (
         for field in ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker")
     ),
     Refused(
-        lambda launch: launch.args.disable_radix_cache,
+        lambda launch: launch.server_args.disable_radix_cache,
         f"--disable-radix-cache leaves --radix-cache-backend {BACKEND} nothing to do: give one of them",
     ),
     Refused(
-        lambda launch: _has_no_room(launch.args),
-        "--hicache-ratio must be above 0, such as 2 for twice the device's pools, got {0.args.hicache_ratio:g}",
+        lambda launch: _has_no_room(launch.server_args),
+        "--hicache-ratio must be above 0, such as 2 for twice the device's pools, got {0.server_args.hicache_ratio:g}",
     ),
     Refused(
-        lambda launch: launch.given.explain_text and launch.args.tokenizer_worker_num > 1,
-        "--marconi-explain text: --tokenizer-worker-num must be 1, got {0.args.tokenizer_worker_num}: processes "
+        lambda launch: launch.given.explain_text and launch.server_args.tokenizer_worker_num > 1,
+        "--marconi-explain text: --tokenizer-worker-num must be 1, got {0.server_args.tokenizer_worker_num}: processes "
         "without this plugin would log the tokens",
     ),
     Refused(
-        lambda launch: launch.given.events is not None and launch.args.disaggregation_mode == "decode",
+        lambda launch: launch.given.events is not None and launch.server_args.disaggregation_mode == "decode",
         "--marconi-events: a decode server keeps no prefixes, so there is nothing to publish; leave it out",
     ),
 )
@@ -316,7 +316,7 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
     ),
     # SGLang ends such a server with an assertion when it sizes its pools.
     Refused(
-        lambda launch: _is_lazy(launch) and resolved_view(launch.args).disable_overlap_schedule,
+        lambda launch: _is_lazy(launch) and resolved_view(launch.server_args).disable_overlap_schedule,
         "--mamba-radix-cache-strategy must be extra_buffer where scheduling does not overlap, got extra_buffer_lazy: "
         "--disable-overlap-schedule, or drafts on a CPU, turn that off",
     ),
@@ -333,10 +333,10 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
             "checkpoints then have a pool of their own, which that does not know of",
         )
         for option, is_given in (
-            ("--enable-unified-memory", lambda launch: launch.args.enable_unified_memory),
-            ("--enable-hierarchical-cache", lambda launch: launch.args.enable_hierarchical_cache),
-            ("--speculative-algorithm", lambda launch: launch.args.speculative_algorithm),
-            ("--disaggregation-mode", lambda launch: launch.args.disaggregation_mode != "null"),
+            ("--enable-unified-memory", lambda launch: launch.server_args.enable_unified_memory),
+            ("--enable-hierarchical-cache", lambda launch: launch.server_args.enable_hierarchical_cache),
+            ("--speculative-algorithm", lambda launch: launch.server_args.speculative_algorithm),
+            ("--disaggregation-mode", lambda launch: launch.server_args.disaggregation_mode != "null"),
             ("--mamba-radix-cache-strategy extra_buffer_lazy", _is_lazy),
             (f"--marconi-admission {CHUNK_END}", lambda launch: launch.admission == CHUNK_END),
         )
@@ -353,10 +353,10 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         + ", ".join(policy.name for policy in SERVED.values() if policy.ranks_copies),
     ),
     Refused(
-        lambda launch: launch.facts.has_host_tier and _tracked_drafts(launch.args.speculative_algorithm),
-        "--speculative-algorithm {0.args.speculative_algorithm} is not supported with --enable-hierarchical-cache and "
-        "--radix-cache-backend marconi: it drafts only on a GPU, where no load from the host has been tested; "
-        f"supported are {', '.join(STEP_ALGORITHMS)}",
+        lambda launch: launch.facts.has_host_tier and _tracked_drafts(launch.server_args.speculative_algorithm),
+        "--speculative-algorithm {0.server_args.speculative_algorithm} is not supported with "
+        "--enable-hierarchical-cache and --radix-cache-backend marconi: it drafts only on a GPU, where no load "
+        f"from the host has been tested; supported are {', '.join(STEP_ALGORITHMS)}",
     ),
     Refused(
         lambda launch: launch.facts.has_one_pool and launch.admission == CHUNK_END,
@@ -364,17 +364,20 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         "be cut: where SGLang keeps states itself, it takes slots that are not reserved for them",
     ),
     Refused(
-        lambda launch: launch.facts.has_one_pool and _tracked_drafts(launch.args.speculative_algorithm),
-        "--speculative-algorithm {0.args.speculative_algorithm} is not supported with --enable-unified-memory and "
-        "--radix-cache-backend marconi: it drafts only on a GPU, where entries that move have not been tested",
+        lambda launch: launch.facts.has_one_pool and _tracked_drafts(launch.server_args.speculative_algorithm),
+        "--speculative-algorithm {0.server_args.speculative_algorithm} is not supported with --enable-unified-memory "
+        "and --radix-cache-backend marconi: it drafts only on a GPU, where entries that move have not been tested",
     ),
     # Transfers, which each rank sees end at a different time, forbid SGLang to close gaps in the pool.
     Refused(
         lambda launch: (
-            launch.facts.has_one_pool and launch.facts.num_ranks > 1 and launch.args.disaggregation_mode != "null"
+            launch.facts.has_one_pool
+            and launch.facts.num_ranks > 1
+            and launch.server_args.disaggregation_mode != "null"
         ),
-        "--enable-unified-memory with --disaggregation-mode {0.args.disaggregation_mode} is only supported with 1 rank "
-        "per cache, got {0.facts.num_ranks}: what SGLang's pool can allocate depends on when each rank's transfers end",
+        "--enable-unified-memory with --disaggregation-mode {0.server_args.disaggregation_mode} is only supported with "
+        "1 rank per cache, got {0.facts.num_ranks}: what SGLang's pool can allocate depends on when each rank's "
+        "transfers end",
     ),
 )
 """On a hybrid model whose cache is this project's."""
@@ -384,13 +387,13 @@ REFUSED_SAVING: Final = (
         "--marconi-save-dir: there must be 1 rank and 1 cache, got {0.facts.num_ranks} and {0.num_caches}",
     ),
     Refused(
-        lambda launch: launch.args.disaggregation_mode != "null",
-        "--marconi-save-dir: --disaggregation-mode must be null, got {0.args.disaggregation_mode}",
+        lambda launch: launch.server_args.disaggregation_mode != "null",
+        "--marconi-save-dir: --disaggregation-mode must be null, got {0.server_args.disaggregation_mode}",
     ),
     *(
         Refused(
             _asks_for(field),
-            f"--marconi-save-dir: --{field.replace('_', '-')} must be left out, got {{0.args.{field}}}",
+            f"--marconi-save-dir: --{field.replace('_', '-')} must be left out, got {{0.server_args.{field}}}",
         )
         for field in (
             *("speculative_algorithm", "enable_lora", "lora_paths", "enable_memory_saver"),
