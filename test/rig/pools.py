@@ -169,7 +169,7 @@ def marconi_rank(
 ) -> "MarconiRadixCache":
     """Our cache as one of several ranks has it, on new pools; it follows the ticks that it is given."""
     _publish(host)
-    from marconi.engine.cache import MarconiRadixCache
+    from marconi.engine.cache import MarconiRadixCache, Surroundings
     from marconi.engine.core.registration import register_tree_core
     from marconi.engine.host.cache import TieredRadixCache
 
@@ -182,7 +182,7 @@ def marconi_rank(
 
     def make(params: Any) -> "MarconiRadixCache":
         given = Flags(explanations=Explain.ON if host.explains else Explain.OFF, save_dir=host.save_dir)
-        cache = made(params, choice, costs, given, first_rank, log, ends)
+        cache = made(params, choice, costs, given, first_rank, Surroundings(log), ends)
         if isinstance(cache, TieredRadixCache):
             # Measured, it would be another in every run.
             cache.link = LINK

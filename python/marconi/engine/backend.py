@@ -23,16 +23,14 @@ from sglang.srt.runtime_context import get_schedule
 from marconi import __version__
 from marconi.engine import flags, running, split, support, upstream
 from marconi.engine.agreement import digest_of_logarithms, require_alike
-from marconi.engine.cache import MarconiRadixCache
+from marconi.engine.cache import MarconiRadixCache, Surroundings
 from marconi.engine.core.registration import register_tree_core
 from marconi.engine.cpu_platform import is_active
-from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
-from marconi.engine.int8.pools import Int8Pools
 from marconi.engine.joint.pools import JointMemory
 from marconi.engine.persistence.lock import FolderLock
 from marconi.engine.persistence.saver import Saver, identity_of
@@ -126,23 +124,26 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             first_rank = FirstRank(clock, costs.flops)
         ours = TreeLog() if publishes(given) else None
         theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
-        kind = TieredRadixCache if facts.has_host_tier else MarconiRadixCache
-        cache = kind(params, choice, costs, given, first_rank, theirs or ours, ends)
-        cache.split = divided
-        if isinstance(cache.pools, Int8Pools) and not arguments.disable_overlap_schedule and not facts.is_on_cpu:
-            cache.pools.forward_stream = ctx.tp_worker.model_runner.forward_stream
-        cache.vocab_size = ctx.model_config.vocab_size
-        if theirs is not None:
-            cache.tree_core.kv_events = KvEventRecorder(theirs, params)
+        publisher = recorder = None
         if ours is not None:
-            cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx), params.kv_event_lora_names)
+            publisher = CachePublisher(ours, given, ServedModel.of(ctx), params.kv_event_lora_names)
             hook_into(upstream.LOAD)
-            cache.load_reporter = LoadReporter(cache, cache.publisher.publish_load)
         if given.record is not None and first_rank is not None:
             rank = dp_rank()
             path = given.record.with_name(f"{given.record.name}.rank-{rank}") if rank else given.record
-            cache.recorder = TraceRecorder(path, first_rank.clock())
-        return cache
+            recorder = TraceRecorder(path, first_rank.clock())
+        has_own_stream = not (arguments.disable_overlap_schedule or facts.is_on_cpu)
+        around = Surroundings(
+            log=theirs or ours,
+            publisher=publisher,
+            kv_events=None if theirs is None else KvEventRecorder(theirs, params),
+            recorder=recorder,
+            split=divided,
+            vocab_size=ctx.model_config.vocab_size,
+            forward_stream=ctx.tp_worker.model_runner.forward_stream if has_own_stream else None,
+        )
+        kind = TieredRadixCache if facts.has_host_tier else MarconiRadixCache
+        return kind(params, choice, costs, given, first_rank, around, ends)
 
     cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)
     if given.save_dir is not None:

@@ -23,7 +23,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ from marconi.engine.core.pools import DevicePools, Targets
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, namespace_of, path_of
 from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher
+from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.explain import Explained, Explanations, uncached
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import Check, Explain, Flags
@@ -108,6 +109,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The server around a cache: whom it tells, and what it answers for the server."""
+
+    log: TreeLog | None = None
+    """The log of all that is held."""
+    publisher: CachePublisher | None = None
+    """Publishes a log to routers."""
+    kv_events: KvEventRecorder | None = None
+    """SGLang's own events, of the same log; None where it publishes none."""
+    recorder: TraceRecorder | None = None
+    """On the first rank, under `--marconi-record`."""
+    split: str | None = None
+    """How the server divided memory itself, and why; None where a flag divided it."""
+    vocab_size: int | None = None
+    """Size of the model's vocabulary; None if it is unknown."""
+    forward_stream: Any = None
+    """The stream of forward passes; None where they run on the scheduler's own."""
+
+
 class MarconiRadixCache(UnifiedRadixCache):
     """The unified radix cache of a hybrid model.
 
@@ -123,13 +144,13 @@ class MarconiRadixCache(UnifiedRadixCache):
         costs: Costs,
         flags: Flags = Flags(),  # noqa: B008 - frozen
         first_rank: FirstRank | None = None,
-        log: TreeLog | None = None,
+        around: Surroundings = Surroundings(),
         end_source: EndStateSource = EndStateSource.WORKING,
     ) -> None:
         """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves.
 
-        `first_rank` makes the ticks of all ranks that share the cache, and is None on the others. What is held is noted
-        in `log`. `end_source` is where the state at a request's end is taken from.
+        `first_rank` makes the ticks of all ranks that share the cache, and is None on the others. `end_source` is where
+        the state at a request's end is taken from.
         """
         self.choice = choice
         self.cuts_prefills = choice.admission == JUDICIOUS
@@ -147,28 +168,25 @@ class MarconiRadixCache(UnifiedRadixCache):
         """The time of all decisions; see `adopt`."""
         self.moments = Moments(self.clock)
         """Numbers the steps of requests that ask for an explanation."""
-        self.log = log
-        self.publisher: CachePublisher | None = None
-        """Publishes `log`."""
+        self.log, self.publisher, self.recorder = around.log, around.publisher, around.recorder
+        self.split, self.vocab_size = around.split, around.vocab_size
         self.load_reporter: LoadReporter | None = None
-        """Tells the load beside it."""
-        self.recorder: TraceRecorder | None = None
-        """On the first rank, under `--marconi-record`."""
+        """Tells routers the load, where there is a publisher."""
         self.saver: Saver | None = None
         """Under `--marconi-save-dir`."""
         self.latency = LearnedLatency(costs.flops)
         self.explanations = Explanations(self.latency, costs.flops)
-        self.pools = pools_of(params)
+        self.pools = pools_of(params, around.forward_stream)
         super().__init__(params)
+        if around.kv_events is not None:
+            self.tree_core.kv_events = around.kv_events
+        if self.publisher is not None:
+            self.load_reporter = LoadReporter(self, self.publisher.publish_load)
         if params.enable_session_radix_cache:
             self.session_refs = SessionStates(self.tree_core)
         lends = self.cuts_prefills and lends_slots(end_source, self._is_lazy)
         self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
         self.waiting = WaitingRequests(self.tree_core, self.moments)
-        self.split: str | None = None
-        """How the server divided memory itself, and why; None where a flag divided it."""
-        self.vocab_size: int | None = None
-        """Size of the model's vocabulary; None if it is unknown."""
         self._chunk_tokens = params.chunked_prefill_size
         self.stops = LastStops()
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
@@ -707,10 +725,12 @@ class MarconiRadixCache(UnifiedRadixCache):
         return EvictResult(num_tokens_evicted=freed.num_tokens, mamba_num_evicted=freed.num_states)
 
 
-def pools_of(params: "CacheInitParams") -> DevicePools:
+def pools_of(params: "CacheInitParams", forward_stream: Any = None) -> DevicePools:
     """The pools of a server, by how its memory is divided."""
     requests, kv = params.req_to_token_pool, params.token_to_kv_pool_allocator
     memory = JointMemory.of(kv)
     if memory is not None:
         return JointPools(requests, kv, memory)
-    return DevicePools(requests, kv) if getattr(requests, "mamba_ckpt_pool", None) is None else Int8Pools(requests, kv)
+    if getattr(requests, "mamba_ckpt_pool", None) is not None:
+        return Int8Pools(requests, kv, forward_stream)
+    return DevicePools(requests, kv)

@@ -38,12 +38,11 @@ class Int8Pools(DevicePools):
     """States of the tree in int8, those of requests in full precision."""
 
     are_slots_shared = False
-    forward_stream: Any = None
-    """The stream of forward passes; None where they run on the scheduler's own."""
 
-    def __init__(self, requests: Any, kv: Any) -> None:
-        """`requests` has the checkpoint pool as well."""
+    def __init__(self, requests: Any, kv: Any, forward_stream: Any = None) -> None:
+        """`requests` has the checkpoint pool as well; without a stream passes run on the scheduler's own."""
         super().__init__(requests, kv)
+        self.forward_stream = forward_stream
         self.promised: list[torch.Tensor] = []
         """Checkpoint slots of states that are not rounded yet, each a tensor of one index."""
 
