@@ -42,7 +42,7 @@ from traffic.client import ask
 from traffic.oracle import Asked
 from traffic.program import Scale
 from traffic.servers import COMMON_ARGS, Memory
-from traffic.servers import ServerClient as Kind
+from traffic.servers import Server as Kind
 from traffic.shapes import BY_NAME, SHAPES
 
 PROGRAM = "benchmark/validate.py"
