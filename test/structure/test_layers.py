@@ -4,10 +4,12 @@ The product, `marconi`, imports neither of the packages beside it.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from structure.test_circles import arrows, sources
 
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
@@ -58,6 +60,42 @@ def test_every_package_belongs_to_a_layer() -> None:
     entries = (path for path in (PYTHON / "marconi").iterdir() if path.is_dir() or path.suffix == ".py")
     found = {path.stem for path in entries if not path.name.startswith("_")}
     assert found <= set(LAYERS), f"name the layer of {found - set(LAYERS)}"
+
+
+def reached(start: Iterable[str], graph: Mapping[str, set[str]]) -> set[str]:
+    """Modules that are loaded with those of `start`, packages above them included."""
+    found: set[str] = set()
+    ahead = [*start]
+    while ahead:
+        name = ahead.pop()
+        if name in graph and name not in found:
+            found.add(name)
+            ahead += [*graph[name], name.rpartition(".")[0]]
+    return found
+
+
+def served(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules of a server; `marconi check` is a command of its own, and prints and writes as the replay does."""
+    return [
+        name for name in graph if name.startswith("marconi.engine.") and not name.startswith("marconi.engine.check")
+    ]
+
+
+def test_a_server_loads_nothing_by_which_the_laboratory_is_found() -> None:
+    graph = arrows(sources("python", "marconi"))
+    start = served(graph)
+    assert {"marconi.engine.plugin", "marconi.engine.cache"} <= set(start)
+    assert not {"marconi.extensions", "marconi.replay.catalog"} & reached(start, graph)
+
+
+def test_a_catalogue_behind_another_file_is_found() -> None:
+    """The control: the file between imports it, the server's own does not."""
+    graph = {
+        "marconi.engine.cache": {"marconi.policy.new"},
+        "marconi.policy.new": {"marconi.replay.catalog"},
+        "marconi.replay.catalog": set[str](),
+    }
+    assert "marconi.replay.catalog" in reached(served(graph), graph)
 
 
 @pytest.mark.parametrize("layer", ALLOWED)
