@@ -37,7 +37,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.events import publisher
 from marconi.events.codec import Encoder
 from marconi.events.mirror import Mirror

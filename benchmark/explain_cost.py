@@ -13,8 +13,9 @@ Beside them, paid by few: `eviction` is what an eviction takes to note why a sta
 as often as states are evicted; `answer` is the explanation as JSON for a request that asks.
 
 With `--whole` a whole request is timed instead, match to end, by four servers in turn: `--marconi-explain on`, where
-each request is noted and asks for its explanation, so its steps are recorded as the engine does (`engine/moments.py`);
-the same where none asks; and two under `off`, which do none of this. What the two that do the same differ by is noise.
+each request is noted and asks for its explanation, so its steps are recorded as the engine does
+(`engine/reports/moments.py`); the same where none asks; and two under `off`, which do none of this. What the two that
+do the same differ by is noise.
 
 Everything is served `NUM_RUNS` times, in the same order and with the same answers, and each time that is shown is the
 median over the runs: a machine that interrupts the thread for something else does so elsewhere in each of them.
@@ -38,9 +39,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.explain import Explained, Explanations, dumps
-from marconi.engine.moments import Moments, Steps
-from marconi.engine.trail import Trail
+from marconi.engine.reports.explain import Explained, Explanations, dumps
+from marconi.engine.reports.moments import Moments, Steps
+from marconi.engine.reports.trail import Trail
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.model.learned_latency import LearnedLatency

@@ -249,9 +249,9 @@ class Layers:
 
     def run_and_keep(self, depths: Sequence[int]) -> list[float]:
         """The same, with states kept at `depths`, if any; raises RuntimeError if a layer did not write one of them."""
+        from marconi.engine.cache.scheduler import PLAN
         from marconi.engine.prefill import hooks
         from marconi.engine.prefill.checkpoint import Checkpoint
-        from marconi.engine.scheduler import PLAN
 
         checkpoints = [Checkpoint(0, depth, torch.tensor([2 + at])) for at, depth in enumerate(depths)]
         batch = SimpleNamespace(forward_mode=self.forward_batch.forward_mode, **{PLAN: checkpoints})
@@ -287,7 +287,7 @@ def measure(num_rounds: int) -> dict[str, list[float]]:
     from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.layers.attention.mamba import causal_conv1d
 
-    from marconi.engine import touch, upstream
+    from marconi.engine.plugin import touch, upstream
     from sgl_kernel_ext import launch, state_pool
 
     places = [

@@ -25,7 +25,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.model import ModelProfile, load
 from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED

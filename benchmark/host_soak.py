@@ -29,7 +29,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import ADMISSIONS, CHUNK_END, JUDICIOUS, PolicyChoice
+from marconi.engine.launch.policies import ADMISSIONS, CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.events.tree_log import TreeLog
 from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED

@@ -24,11 +24,11 @@ from marconi.engine.cpu_platform import choose_platform
 choose_platform(os.environ)
 warnings.filterwarnings("ignore", module="sglang")
 
-from marconi.engine.check.answer import answer  # noqa: E402 - SGLang takes its platform as it is imported
-from marconi.engine.check.line import CommandLine  # noqa: E402
-from marconi.engine.check.machine import Machine  # noqa: E402
-from marconi.engine.check.model import Model  # noqa: E402
-from marconi.engine.policies import CHUNK_END  # noqa: E402
+from marconi.check.answer import answer  # noqa: E402 - SGLang takes its platform as it is imported
+from marconi.check.line import CommandLine  # noqa: E402
+from marconi.check.machine import Machine  # noqa: E402
+from marconi.engine.launch.model import Model  # noqa: E402
+from marconi.engine.launch.policies import CHUNK_END  # noqa: E402
 from marconi.model import catalog  # noqa: E402
 
 _FIELDS: Final = ("model", "hardware", "name", "args")

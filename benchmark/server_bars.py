@@ -33,7 +33,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import PolicyChoice, hybrid_cache
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.base import Costs, Need
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO

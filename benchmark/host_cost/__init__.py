@@ -48,7 +48,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.model import load
 from marconi.policy.base import Costs
 from marconi.policy.request import Request, pack
@@ -341,7 +341,7 @@ def measure_queue(num_shared_tokens: int, num_waiting: int, rounds: int) -> dict
 
 def measure_tick(rounds: int) -> dict[str, Row]:
     """Passes with a tick, and as many with none."""
-    from marconi.engine.tick import INTERVAL_S, TickReceiver
+    from marconi.engine.cache.tick import INTERVAL_S, TickReceiver
 
     now_s = 0.0
     cache = contend("marconi", HostPools(4096, 64, 4096)).cache

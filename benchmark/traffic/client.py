@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from marconi.engine.explain import EXPLAIN
-from marconi.engine.hints import KEY as HINTS
+from marconi.engine.http.hints import KEY as HINTS
+from marconi.engine.reports.explain import EXPLAIN
 from marconi_cpu.demo.stream import WrongAnswer, chunks, generated
 
 from .figures import Waits

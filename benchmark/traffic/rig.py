@@ -13,8 +13,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from marconi.engine.hints import KEY
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.http.hints import KEY
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.model import load
 from marconi.policy.admission.hints import END
 from marconi.policy.base import Costs

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import NamedTuple
 
-from marconi.engine.flags import BACKEND
+from marconi.engine.launch.flags import BACKEND
 from marconi_cpu.demo.stream import REASONING_TEMPLATE
 
 

@@ -164,7 +164,7 @@ def _add_top(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _top(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from marconi.engine import top
+    from marconi.view import top
 
     if args.once:
         return top.show_once(args.url, Console(), args.api_key)
@@ -227,7 +227,7 @@ def _check(args: argparse.Namespace) -> int:
             args.platform = "cpu" if is_active() else "cuda"
         # What SGLang is imported on here, whatever it is asked about.
         choose_platform(os.environ)
-        from marconi.engine.check import command
+        from marconi.check import command
     return command.run(args)
 
 

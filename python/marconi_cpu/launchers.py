@@ -18,7 +18,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.model_executor import forward_batch_info
 from sglang.srt.speculative import eagle_utils
 
-from marconi.engine import touch
+from marconi.engine.plugin import touch
 from marconi_cpu import convolution, draft_tree, host_copies, joint_pool, paging, upstream
 
 _FILL_VALUE: Final = "get_cpu_graph_seq_len_fill_value"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from marconi.engine.touch import groups_of
+from marconi.engine.plugin.touch import groups_of
 
 _ALL: Final = groups_of(Path(__file__).with_suffix(".toml"))
 LAUNCHERS, POOL, DEVICE, DEMO = (_ALL[name] for name in ("launchers", "pool", "device", "demo"))

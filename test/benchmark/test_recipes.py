@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine.support import UNSUPPORTED
+from marconi.engine.launch.support import UNSUPPORTED
 
 from .scripts import load
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine.explain import EXPLAIN
+from marconi.engine.reports.explain import EXPLAIN
 from validate.fake_server import CACHE, MODEL, Fake, Lie, honest
 
 from .scripts import FOLDER, load

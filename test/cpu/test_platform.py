@@ -16,8 +16,8 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 import marconi_cpu
 from marconi.engine.cpu_platform import PLATFORM, is_active
-from marconi.engine.touch import Kind, Touch, is_hooked, resolve
-from marconi.engine.upstream import of_every_process
+from marconi.engine.plugin.touch import Kind, Touch, is_hooked, resolve
+from marconi.engine.plugin.upstream import of_every_process
 from marconi_cpu import convolution, gated_delta_rule, gating, mamba2, state_tracking, upstream
 from sgl_kernel_ext import gated_delta_rule as delta_operator
 from sgl_kernel_ext import mamba2 as mamba_operator

@@ -14,7 +14,7 @@ from typing import Any
 import breaking
 import torch
 
-from marconi.engine import speculation
+from marconi.engine.cache import speculation
 
 SCATTER, SOURCE_OF = speculation._scatter, speculation.EndStateSource.of
 

@@ -20,8 +20,8 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine import flags
 from marconi.engine.cpu_platform import has_accelerator
+from marconi.engine.launch import flags
 from marconi.process import LAUNCH
 from marconi_cpu import tiny_model
 from marconi_cpu.demo.server_process import ServerProcess

@@ -103,7 +103,7 @@ def put_in() -> Card:
 def main() -> None:
     """Print what every case found."""
     card = put_in()
-    from marconi.engine import touch, upstream
+    from marconi.engine.plugin import touch, upstream
 
     fault = Fault()
     fault.plant()
@@ -165,9 +165,9 @@ def prefill(model: Model, batch: Prefill | None = None) -> Callable[[Card, Findi
 
 
 def run_prefill(card: Card, finding: Finding, model: Model, batch: Prefill) -> Prefilled:
+    from marconi.engine.cache.scheduler import PLAN
     from marconi.engine.prefill import hooks
     from marconi.engine.prefill.checkpoint import Checkpoint
-    from marconi.engine.scheduler import PLAN
 
     hybrid, linear = hybrid_backend(model)
     forward_batch = forward_batch_of(batch)
@@ -238,7 +238,7 @@ def verify_steps(card: Card, finding: Finding) -> None:
 
 def state_of_a_step(card: Card, _finding: Finding) -> None:
     """A state that a verify step kept is copied to a slot, by what the host knows."""
-    from marconi.engine import speculation
+    from marconi.engine.cache import speculation
 
     with HostWaits(card):
         speculation.copy_state(speculating_pool(DeltaHeads(), 4), 1, 2, empty(1, dtype="int64"))
@@ -418,7 +418,7 @@ def copied_apart(model: Model) -> Callable[[Card, Finding], None]:
 
 def stops_apart(card: Card, finding: Finding) -> None:
     """Stop conditions are copied one by one."""
-    from marconi.engine import speculation
+    from marconi.engine.cache import speculation
 
     right: Any = vars(speculation)["moved"]
     with instead(speculation, "moved", lambda vectors, card: [right([each], card)[0] for each in vectors]):

@@ -132,7 +132,7 @@ class Layers:
 
 def run_decodes(card: Card, finding: Finding, model: Model, prefilled: Prefilled, decoding: Decoding) -> None:
     """Run the steps above in the layers that have run `prefilled`."""
-    from marconi.engine import scheduler
+    from marconi.engine.cache import scheduler
 
     pool, layers = prefilled.linear.req_to_token_pool, Layers(model, prefilled, decoding.num_nodes)
     vars(pool).update(vars(requests_pool(decoding.num_tracking_slots)))

@@ -51,7 +51,7 @@ class Fault:
 
     def plant(self) -> None:
         """Plant it in every hook that is put in from now on, and in every operator."""
-        from marconi.engine import touch as touches
+        from marconi.engine.plugin import touch as touches
         from marconi.engine.prefill import operands, spans
 
         put_in = touches._put_in
@@ -109,7 +109,7 @@ def model_of(where: str) -> tuple[str, Model]:
 
 def places() -> list[tuple[str, str]]:
     """Every (place, when): hooks before and after their work, operators before theirs."""
-    from marconi.engine import upstream
+    from marconi.engine.plugin import upstream
 
     hooks = [each.target for each in upstream.KERNELS.hooks]
     return [(where, when) for where in hooks for when in ("before", "after")] + [(name, "before") for name in OPERATORS]

@@ -76,7 +76,7 @@ def main() -> None:
     card = put_in()
     from sglang.srt.plugins import load_plugins
 
-    from marconi.engine import touch, upstream
+    from marconi.engine.plugin import touch, upstream
 
     load_plugins()
     touch.hook_into(upstream.TRACKING, upstream.PREFILLS, upstream.DRAFTS, upstream.KERNELS)
@@ -110,7 +110,7 @@ def started_with(context: Any) -> Started:
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
-    from marconi.engine.speculation import EndStateSource
+    from marconi.engine.cache.speculation import EndStateSource
 
     states = mambaish_config(context.model_config)
     shape, dtype = states.mamba2_cache_params.shape, states.mamba2_cache_params.dtype
@@ -181,7 +181,7 @@ def planted(decodes: Started, verifies: Started) -> dict[str, Case]:
     import torch
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
-    from marconi.engine import scheduler
+    from marconi.engine.cache import scheduler
     from marconi.engine.prefill import hooks, operands
 
     lends, ends = vars(scheduler)["lend_slots"], vars(scheduler)["working_state"]

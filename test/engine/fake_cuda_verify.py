@@ -19,7 +19,7 @@ def run_verify_steps(card: Card, num_requests: int, num_nodes: int, heads: Delta
 
     They are those on the card, and launches, that are ours.
     """
-    from marconi.engine import speculation
+    from marconi.engine.cache import speculation
 
     batch, num_operations = verifying_batch(num_requests, num_nodes, heads or DeltaHeads()), []
     for _ in range(2):
@@ -34,7 +34,7 @@ def run_verify_steps(card: Card, num_requests: int, num_nodes: int, heads: Delta
 
 
 def verifying_batch(num_requests: int, num_nodes: int, heads: DeltaHeads) -> Any:
-    from marconi.engine import speculation
+    from marconi.engine.cache import speculation
 
     return SimpleNamespace(
         tree_cache=SimpleNamespace(
@@ -54,7 +54,7 @@ def verified(batch: Any, num_requests: int, num_nodes: int) -> tuple[Any, ...]:
 
     They are those whose states requests go on from, and those whose states it tracks.
     """
-    from marconi.engine import speculation
+    from marconi.engine.cache import speculation
 
     batch.mamba_track_indices = empty(num_requests, dtype="int64")
     speculation.after_sample((empty(num_requests * num_nodes, dtype="int32"),), None, batch)

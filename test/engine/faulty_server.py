@@ -23,9 +23,11 @@ from typing import Any
 import breaking
 from sglang.srt.runtime_context import get_parallel
 
-from marconi.engine import cache, faults, touch, upstream
-from marconi.engine.core import pools
-from marconi.engine.policies import JUDICIOUS
+from marconi.engine import faults
+from marconi.engine.cache import pools
+from marconi.engine.cache import radix_cache as cache
+from marconi.engine.launch.policies import JUDICIOUS
+from marconi.engine.plugin import touch, upstream
 from marconi.engine.prefill import operands, spans
 
 KERNELS = ("short_conv.checkpoint", "gated_delta_rule.checkpoint", "mamba2.checkpoint", "state_copy.copy")

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from marconi.engine.policies import PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import PolicyChoice, hybrid_cache
 from marconi.events.tree_log import TreeLog
 from marconi.policy.base import Costs
 from marconi.policy.request import Request, pack

@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.l2_transfer import L2TransferEngine, TransferCompletion
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
 
-from marconi.engine.core.pools import DevicePools
+from marconi.engine.cache.pools import DevicePools
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.host.core import TieredTreeCore
 

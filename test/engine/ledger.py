@@ -21,8 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from marconi.engine import upstream as of_engine
-from marconi.engine.touch import Group, resolve, signature_of
+from marconi.engine.plugin import upstream as of_engine
+from marconi.engine.plugin.touch import Group, resolve, signature_of
 from marconi.engine.version import VERIFIED_SGLANG
 from marconi_cpu import upstream as of_cpu
 
@@ -166,7 +166,7 @@ def users() -> dict[str, set[str]]:
         for touch in group.touches:
             file = inspect.getsourcefile(touch.function) if touch.hook else None
             found.setdefault(touch.target, set()).add(group.title if file is None else _place(Path(file)))
-    ours = ((f"python/{name}", CALLED) for name in ("marconi/engine", "marconi_cpu"))
+    ours = ((f"python/{name}", CALLED) for name in ("marconi/engine", "marconi/check", "marconi_cpu"))
     for folder, called in (*ours, ("test/rig", CALLED), ("benchmark", {})):
         for path in (ROOT / folder).rglob("*.py"):
             for name in names_in(path.read_text(encoding="utf-8"), called):
@@ -337,8 +337,8 @@ def page() -> str:
     head = (
         "# Every change of SGLang\n\n"
         f"Verified on SGLang {', '.join(VERIFIED_SGLANG)}. Written by `make ledger` from "
-        "`marconi/engine/upstream.toml` and `marconi_cpu/upstream.toml`; the contract test fails when a target is "
-        "missing, when its signature moved, or when this page is behind. Targets are below `sglang`.\n"
+        "`marconi/engine/plugin/upstream.toml` and `marconi_cpu/upstream.toml`; the contract test fails when a target "
+        "is missing, when its signature moved, or when this page is behind. Targets are below `sglang`.\n"
     )
     return head + "".join(map(_section, GROUPS))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from marconi.engine.scheduler import PLAN
+from marconi.engine.cache.scheduler import PLAN
 
 SHIFTED = "TEST_SHIFTED_PLAN"
 LINE = "a prefill keeps {} states and decodes {} requests"

@@ -60,7 +60,8 @@ def main() -> None:
     from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.layers.attention.mamba.mamba2_metadata import Mamba2Metadata
 
-    from marconi.engine import faults, touch, upstream
+    from marconi.engine import faults
+    from marconi.engine.plugin import touch, upstream
     from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 
     class Raised(faults.Faults):

@@ -82,7 +82,7 @@ def start(argv: list[str]) -> Any:
     from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
     from sglang.srt.server_args import prepare_server_args
 
-    from marconi.engine import backend
+    from marconi.engine.plugin import backend
 
     record = prepare_server_args(argv)
     record.resolve_once()
@@ -123,8 +123,8 @@ def context_of(record: Any, config: Any) -> Any:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
     from sglang.srt.runtime_context import get_context, get_exec, get_memory, get_parallel, get_schedule
 
-    from marconi.engine import upstream
-    from marconi.engine.touch import hook_into
+    from marconi.engine.plugin import upstream
+    from marconi.engine.plugin.touch import hook_into
 
     view, states = resolved_view(record), mambaish_config(config)
     page_tokens, num_dp = view.page_size, get_parallel().attn_dp_size
@@ -192,7 +192,7 @@ def stand_ins(is_on_card: bool) -> Iterator[None]:
     from sglang.srt.arg_groups import memory_hook
     from sglang.srt.layers.attention.linear import kda_backend
 
-    from marconi.engine import backend
+    from marconi.engine.plugin import backend
 
     def make(linear: Any, runner: Any) -> None:
         linear.needs_cpu_seq_lens, linear.accept_lens_pool = False, None

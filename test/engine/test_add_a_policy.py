@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.policy import catalog
 from marconi.replay.catalog import ReplayPolicy
 from rig.pools import Strategy

@@ -11,9 +11,9 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from starlette.requests import Request
 from transformers import AutoTokenizer
 
-from marconi.engine.chat_template import Mark, around_convert, marks_of
-from marconi.engine.flags import BACKEND
-from marconi.engine.hints import KEY, LEFT_OUT, NEXT_TURN
+from marconi.engine.http.chat_template import Mark, around_convert, marks_of
+from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN
+from marconi.engine.launch.flags import BACKEND
 
 EPHEMERAL = {"type": "ephemeral"}
 CHATML = (

@@ -15,13 +15,13 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 from sglang.srt.server_args import prepare_server_args
 
 from marconi import cli
-from marconi.engine import backend, support
-from marconi.engine.check.answer import CheckResult, answer
-from marconi.engine.check.line import CommandLine
-from marconi.engine.check.machine import Machine, Platform
-from marconi.engine.check.model import Model, linear_backends
-from marconi.engine.flags import BACKEND
-from marconi.engine.support import UNSUPPORTED, Unsupported
+from marconi.check.answer import CheckResult, answer
+from marconi.check.line import CommandLine
+from marconi.check.machine import Machine, Platform
+from marconi.engine.launch import support
+from marconi.engine.launch.flags import BACKEND
+from marconi.engine.launch.model import Model, linear_backends
+from marconi.engine.plugin import backend
 from marconi.engine.version import Refusal
 from marconi.model import catalog
 
@@ -135,7 +135,7 @@ def host(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return Host(monkeypatch, capsys)
 
 
-def option_of(unsupported: Unsupported) -> list[str]:
+def option_of(unsupported: support.Unsupported) -> list[str]:
     value = WANTED.get(unsupported.field, True)
     return [unsupported.option] if value is True else [unsupported.option, str(value)]
 
@@ -145,8 +145,8 @@ def first(found: CheckResult) -> str | None:
     return next((line for line in found.reasons if not line.startswith("sglang 0")), None)
 
 
-@pytest.mark.parametrize("unsupported", UNSUPPORTED, ids=lambda each: each.field)
-def test_what_is_refused_when_a_cache_is_built_is_refused_before(unsupported: Unsupported, host: Host) -> None:
+@pytest.mark.parametrize("unsupported", support.UNSUPPORTED, ids=lambda each: each.field)
+def test_what_is_refused_when_a_cache_is_built_is_refused_before(unsupported: support.Unsupported, host: Host) -> None:
     argv = option_of(unsupported)
     found = checked(*argv)
     assert not found.is_served
@@ -207,7 +207,7 @@ def test_a_lock_that_the_environment_gives_back_is_refused_by_both(host: Host, m
 def test_a_refusal_that_is_new_or_lifted_is_so_for_both(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ("--load-format", "dummy")
     assert first(checked(*argv)) is host.refusal(*argv) is None
-    new = Unsupported("load_format", lambda value: value == "dummy", "a reason")
+    new = support.Unsupported("load_format", lambda value: value == "dummy", "a reason")
     monkeypatch.setattr(support, "REFUSED_CACHES", (new,))
     assert first(checked(*argv)) == host.refusal(*argv) != None  # noqa: E711
     assert first(checked("--enable-hisparse")) is host.refusal("--enable-hisparse") is None

@@ -16,13 +16,13 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine.check.answer import answer
-from marconi.engine.check.line import CommandLine
-from marconi.engine.check.machine import Machine, Platform
-from marconi.engine.check.model import Model
-from marconi.engine.check.weights import named_quantization
+from marconi.check.answer import answer
+from marconi.check.line import CommandLine
+from marconi.check.machine import Machine, Platform
 from marconi.engine.cpu_platform import PLATFORM
-from marconi.engine.flags import BACKEND
+from marconi.engine.launch.flags import BACKEND
+from marconi.engine.launch.model import Model
+from marconi.engine.launch.weights import named_quantization
 from marconi.model import catalog
 
 from .launches import Launch, launches

@@ -14,12 +14,12 @@ from sglang.srt.arg_groups import memory_hook
 from sglang.srt.plugins import load_plugins
 
 from marconi import cli
-from marconi.engine.check.answer import CheckResult, answer
-from marconi.engine.check.line import CommandLine
-from marconi.engine.check.machine import Machine, Platform
-from marconi.engine.check.model import Model
-from marconi.engine.check.weights import bits_of, weight_bytes
+from marconi.check.answer import CheckResult, answer
+from marconi.check.line import CommandLine
+from marconi.check.machine import Machine, Platform
 from marconi.engine.cpu_platform import PLATFORM
+from marconi.engine.launch.model import Model
+from marconi.engine.launch.weights import bits_of, weight_bytes
 from marconi.model import load
 from marconi.replay.memory import MemorySize
 

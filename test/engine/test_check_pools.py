@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.engine.check.pools import Card, RequestSlots, pools_of
+from marconi.check.pools import Card, RequestSlots, pools_of
 
 GB = 10**9
 STATE_BYTES = 50_000_000

@@ -14,7 +14,7 @@ from sglang.srt.layers.sampler import Sampler
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
-from marconi.engine.backend import clean_logits
+from marconi.engine.plugin.backend import clean_logits
 
 NO_NUMBERS = (math.nan, math.inf, -math.inf, 3.0)
 NUMBERS = (-1e30, 1e30, -1e30, 3.0)

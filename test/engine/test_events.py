@@ -26,8 +26,8 @@ from sglang.srt.mem_cache.utils import compute_node_event_hash_values, hash_str_
 
 from marconi.engine.events.publishing import CachePublisher, ServedModel
 from marconi.engine.events.sglang_events import KvEventRecorder
-from marconi.engine.flags import Flags
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.flags import Flags
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.events.address import TcpAddress
 from marconi.events.base import (

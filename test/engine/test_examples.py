@@ -23,11 +23,11 @@ from prometheus_client.metrics import MetricWrapperBase
 from sglang.srt.server_args import ServerArgs
 
 from marconi import cli
-from marconi.engine import flags
-from marconi.engine.metrics import CacheMetrics
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.stats import HIT_KINDS, CacheStats
-from marconi.engine.status import Use
+from marconi.engine.launch import flags
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.reports.metrics import CacheMetrics
+from marconi.engine.reports.stats import HIT_KINDS, CacheStats
+from marconi.engine.reports.status import Use
 from marconi.events.address import TcpAddress
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.misses import Cause

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.engine.explain import EXPLAIN, MAX_LATEST, OFF, Explained, Explanations, require_wish, uncached
-from marconi.engine.hints import KEY
-from marconi.engine.moments import Steps
-from marconi.engine.streams import around_stream, note_explained
+from marconi.engine.http.hints import KEY
+from marconi.engine.http.streams import around_stream, note_explained
+from marconi.engine.reports.explain import EXPLAIN, MAX_LATEST, OFF, Explained, Explanations, require_wish, uncached
+from marconi.engine.reports.moments import Steps
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.misses import Cause, Explanation, Miss
 from marconi_cpu.demo.server_process import ServerProcess

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.engine.diverged import DIVERGED, with_text
-from marconi.engine.explain import EXPLAIN
+from marconi.engine.http.diverged import DIVERGED, with_text
+from marconi.engine.reports.explain import EXPLAIN
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import random_tokens

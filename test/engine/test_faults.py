@@ -15,12 +15,13 @@ import torch
 from sglang.srt.plugins import hook_registry
 from sglang.srt.plugins.hook_registry import HookType
 
-from marconi.engine import cache as cache_module
-from marconi.engine import chat_template, hints, streams, touch, upstream
-from marconi.engine.explain import EXPLAIN
+from marconi.engine.cache import radix_cache as cache_module
+from marconi.engine.cache.scheduler import around_add_one_req
 from marconi.engine.faults import OF_PROCESS, Faults, Unrecoverable, around, beside, fails_open
-from marconi.engine.policies import CHUNK_END, PolicyChoice
-from marconi.engine.scheduler import around_add_one_req
+from marconi.engine.http import chat_template, hints, streams
+from marconi.engine.launch.policies import CHUNK_END, PolicyChoice
+from marconi.engine.plugin import touch, upstream
+from marconi.engine.reports.explain import EXPLAIN
 from rig import scheduler as rig_scheduler
 from rig.clock import TraceClock
 from rig.pools import Division, Strategy, marconi
@@ -146,7 +147,7 @@ def test_a_request_that_cannot_be_passed_over_is_added_with_what_its_match_took(
         return "added"
 
     adder = SimpleNamespace(tree_cache=cache, can_run_list=[])
-    hook = around("scheduler.around_add_one_req", around_add_one_req)
+    hook = around("cache.scheduler.around_add_one_req", around_add_one_req)
     assert hook(add, adder, SimpleNamespace(kv=kv)) == "added"
     assert added == [(7, torch.tensor(3))]
     assert faults.num == 1
@@ -304,7 +305,7 @@ def test_a_chunk_after_planning_has_stopped_takes_no_slot() -> None:
 
 
 def test_control_slots_of_a_request_that_had_begun_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    from marconi.engine.scheduler import notes_of
+    from marconi.engine.cache.scheduler import notes_of
 
     soak = soak_of(EXTRA, 1)
     run_until(soak, NUM_REQUESTS // 3)

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.engine import upstream
-from marconi.engine.touch import Group
+from marconi.engine.plugin import upstream
+from marconi.engine.plugin.touch import Group
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, require_broken
@@ -49,16 +49,16 @@ def named(*groups: Group) -> tuple[str, ...]:
     return tuple(touch.hook for group in groups for touch in group.hooks)
 
 
-SCHEDULING = tuple(name for name in named(upstream.QUEUE, upstream.PREFILLS) if name.startswith("scheduler."))
+SCHEDULING = tuple(name for name in named(upstream.QUEUE, upstream.PREFILLS) if name.startswith("cache.scheduler."))
 FORWARD = tuple(name for name in named(upstream.PREFILLS) if name not in SCHEDULING)
 DRAFTS = named(upstream.DRAFTS)
-BESIDE = ("backend.clean_logits", "idle.after_idle_metrics", "details.on_get_cached_tokens_details")
+BESIDE = ("plugin.backend.clean_logits", "reports.idle.after_idle_metrics", "http.details.on_get_cached_tokens_details")
 """They serve no state, and any request meets them."""
 TIGHT = ("--max-total-tokens", "1200", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
 TIGHT += ("--chunked-prefill-size", "256")
 LONG = [random_tokens(82_000 + index, 380 + index) for index in range(TIGHT_KV_TOKENS // 380 + 2)]
 """More than a server of one pool, or above a host tier, holds."""
-AT_THE_END = "speculation.around_can_cache"
+AT_THE_END = "cache.speculation.around_can_cache"
 """Of a request: it decides what is kept, by what every rank has."""
 BOTH = ("after", "before")
 """A hook's work; the first is harder. `test_faults.py` raises in place of each hook, without a server."""
@@ -70,7 +70,7 @@ def faults_of(choice: Choice) -> list[str]:
     met = [*SCHEDULING, *FORWARD, "short_conv.checkpoint", "state_copy.copy"]
     met += ["gated_delta_rule.checkpoint" if choice.family == "gdn" else "mamba2.checkpoint"]
     if choice.strategy == NO_BUFFER:
-        met.remove("scheduler.around_track")
+        met.remove("cache.scheduler.around_track")
         met += BESIDE
     if choice.drafts != NONE:
         met = [*DRAFTS, *met[:1], *met[-3:]]
@@ -234,23 +234,23 @@ def chat(url: str) -> None:
 
 
 CALLS: dict[str, Callable[[str], object]] = {
-    "session_guard.around_create_req": takes_turn,
-    "memory_guard.around_release": release_and_resume,
-    "memory_guard.around_resume": release_and_resume,
-    "memory_guard.before_flush_cache": lambda url: httpx.post(
+    "guards.session.around_create_req": takes_turn,
+    "guards.memory.around_release": release_and_resume,
+    "guards.memory.around_resume": release_and_resume,
+    "guards.memory.before_flush_cache": lambda url: httpx.post(
         f"{url}/flush_cache?timeout=30", timeout=60.0
     ).raise_for_status(),
-    "endpoint.on_get_internal_state": lambda url: httpx.get(f"{url}/server_info", timeout=60.0).raise_for_status(),
-    "idle.after_idle_metrics": ask,
+    "http.endpoint.on_get_internal_state": lambda url: httpx.get(f"{url}/server_info", timeout=60.0).raise_for_status(),
+    "reports.idle.after_idle_metrics": ask,
     "events.load.before_run_batch": ask,
-    "backend.clean_logits": ask,
-    "details.on_get_cached_tokens_details": ask,
-    "hints.around_wait_one_response": ask,
-    "hints.on_build_metadata": chat,
-    "streams.around_stream": chat,
+    "plugin.backend.clean_logits": ask,
+    "http.details.on_get_cached_tokens_details": ask,
+    "http.hints.around_wait_one_response": ask,
+    "http.hints.on_build_metadata": chat,
+    "http.streams.around_stream": chat,
 }
 """What meets each hook that is beside the cache; those of the last three are in the process that answers HTTP."""
-AT_THE_START = {"sizing.after_calculate_mamba_ratio"}
+AT_THE_START = {"launch.sizing.after_calculate_mamba_ratio"}
 
 
 def test_every_hook_that_fails_open_raises_on_a_server_of_some_kind() -> None:

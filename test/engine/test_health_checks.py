@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 
-from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
-from marconi.engine.status import Status
+from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS, PolicyChoice
+from marconi.engine.reports.status import Status
 from rig.balance import check_balance
 from rig.clock import TraceClock
 from rig.pools import Strategy, marconi

@@ -17,11 +17,11 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine import split
-from marconi.engine.check.answer import CheckResult, answer
-from marconi.engine.check.line import CommandLine
-from marconi.engine.check.machine import Machine, Platform
-from marconi.engine.check.model import Model
+from marconi.check.answer import CheckResult, answer
+from marconi.check.line import CommandLine
+from marconi.check.machine import Machine, Platform
+from marconi.engine.launch import split
+from marconi.engine.launch.model import Model
 from marconi.model import DEVICES, PrefillLatency, catalog, load
 from marconi.replay.memory import MemorySize, MemoryUnit
 from marconi.replay.plan import STOCK, make_plan
@@ -92,8 +92,8 @@ def test_one_pool_is_hinted_at_where_it_would_be_served(argv: tuple[str, ...], i
 def test_the_cpu_platform_has_the_one_pool_that_its_server_makes() -> None:
     """In a process that loads no plugin, as `marconi check` is."""
     script = (
-        "from marconi.engine.check.answer import answer; from marconi.engine.check.line import CommandLine;"
-        "from marconi.engine.check.machine import Machine, Platform; from marconi.engine.check.model import Model;"
+        "from marconi.check.answer import answer; from marconi.check.line import CommandLine;"
+        "from marconi.check.machine import Machine, Platform; from marconi.engine.launch.model import Model;"
         f"line = CommandLine.parse(['--model-path', {GDN!r}]);"
         "print(answer(line, Model.find(line.model_path, None), Machine(Platform.CPU)).pools.is_one_pool)"
     )

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.engine.details import on_get_cached_tokens_details
-from marconi.engine.explain import EXPLAIN
-from marconi.engine.hints import KEY, around_wait_one_response, ask_for_end, mapping_of, require_hints
-from marconi.engine.request_guard import refuse_unanswerable
-from marconi.engine.scheduler import asked_by, count_dropped, shared_elsewhere
+from marconi.engine.cache.scheduler import asked_by, count_dropped, shared_elsewhere
+from marconi.engine.guards.request import refuse_unanswerable
+from marconi.engine.http.details import on_get_cached_tokens_details
+from marconi.engine.http.hints import KEY, around_wait_one_response, ask_for_end, mapping_of, require_hints
+from marconi.engine.reports.explain import EXPLAIN
 from marconi.events.base import SHARED_ELSEWHERE
 from marconi_cpu.demo.server_process import ServerProcess
 

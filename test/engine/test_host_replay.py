@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from marconi.engine.policies import TWO_POOLS, PolicyChoice
+from marconi.engine.launch.policies import TWO_POOLS, PolicyChoice
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from marconi.engine.policies import CHUNK_END, PolicyChoice
-from marconi.engine.scheduler import WaitingRequests
+from marconi.engine.cache.scheduler import WaitingRequests
+from marconi.engine.launch.policies import CHUNK_END, PolicyChoice
 from marconi.events.tree_log import TreeLog
 from marconi.policy.waiting import WaitingPrompts
 from rig.balance import check_balance

@@ -11,9 +11,9 @@ import pytest
 from marconi.engine.host import cache as module
 from marconi.engine.host.cache import DEMAND_DECAY, _Ahead
 from marconi.engine.host.link import LinkSpeed, link_speed
-from marconi.engine.metrics import CacheMetrics
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.stats import CacheStats
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.reports.metrics import CacheMetrics
+from marconi.engine.reports.stats import CacheStats
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import LINK, HostPools, marconi

@@ -8,9 +8,9 @@ import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
-from marconi.engine.memory_guard import before_flush_cache
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.status import Status
+from marconi.engine.guards.memory import before_flush_cache
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.reports.status import Status
 from rig.balance import check_balance
 from rig.clock import TraceClock
 from rig.late_copies import LateCopies

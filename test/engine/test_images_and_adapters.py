@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine.core import tree_core
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.cache import tree_core
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.events.tree_log import Tenant, TreeLog
 from rig.clock import TraceClock
 from rig.events import EventCheck
@@ -143,8 +143,8 @@ def test_ids_that_differ_in_either_half_alone_are_different(shift: int) -> None:
 
 
 def test_negative_control_half_an_id_lets_two_images_share_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    from marconi.engine import cache
-    from marconi.engine.core import tree_core
+    from marconi.engine.cache import radix_cache as cache
+    from marconi.engine.cache import tree_core
 
     def narrow(token_ids: "array[int]", num_tokens: int, start: int = 0) -> bytes:
         return array("q", [token & 0xFFFFFFFF for token in token_ids[start:num_tokens]]).tobytes()

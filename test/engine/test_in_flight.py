@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.engine.policies import ONE_POOL, PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import ONE_POOL, PolicyChoice, hybrid_cache
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.mamba_checkpoint_pool import Int8CheckpointStore, Mamb
 
 from marconi.engine.int8.division import checkpoint_bytes_of
 from marconi.engine.int8.pools import Int8Pools
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.policy.base import Costs
 from marconi.policy.int8 import Division, PerRequest, divide
 from rig.clock import TraceClock

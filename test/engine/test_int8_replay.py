@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from marconi.engine.int8.pools import Int8Pools as DeviceInt8Pools
-from marconi.engine.policies import PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import PolicyChoice, hybrid_cache
 from marconi.policy.base import Need
 from marconi.policy.catalog import SERVED
 from marconi.replay.int8 import Int8Pools

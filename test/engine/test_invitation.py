@@ -6,9 +6,9 @@ from typing import Any
 import jinja2
 import pytest
 
-from marconi.engine.chat_template import add_distance
-from marconi.engine.hints import NEXT_TURN
-from marconi.engine.scheduler import distance_known_by
+from marconi.engine.cache.scheduler import distance_known_by
+from marconi.engine.http.chat_template import add_distance
+from marconi.engine.http.hints import NEXT_TURN
 from marconi.policy.forecast.turns import MAX_DISTANCE
 
 _TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

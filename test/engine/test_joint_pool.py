@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from marconi.engine.backend import pool_costs
 from marconi.engine.joint.pools import JointPools
-from marconi.engine.policies import ONE_POOL, PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import ONE_POOL, PolicyChoice, hybrid_cache
+from marconi.engine.plugin.backend import pool_costs
 from marconi.policy.base import Costs, Need
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import JointPool

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
 from marconi.policy.admission import plan
 from marconi.policy.base import Costs, Need

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine.details import on_get_cached_tokens_details
-from marconi.engine.hints import KV_HINTS, around_wait_one_response
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.scheduler import notes_of
+from marconi.engine.cache.scheduler import notes_of
+from marconi.engine.http.details import on_get_cached_tokens_details
+from marconi.engine.http.hints import KV_HINTS, around_wait_one_response
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.policy.request import Request
 from marconi.tree import Node
 from rig.clock import TraceClock

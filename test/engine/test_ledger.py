@@ -12,8 +12,8 @@ from sglang.srt.plugins import load_plugins
 import marconi.engine
 import marconi_cpu
 import marconi_cpu.demo
-from marconi.engine import upstream
-from marconi.engine.touch import Kind, Touch, is_hooked, resolve, signature_of
+from marconi.engine.plugin import upstream
+from marconi.engine.plugin.touch import Kind, Touch, is_hooked, resolve, signature_of
 
 from . import ledger
 
@@ -65,15 +65,16 @@ def test_a_target_that_is_gone_or_moved_is_noticed() -> None:
 
 def test_a_name_that_moves_is_found_in_the_files_that_use_it() -> None:
     users = ledger.users()
-    assert users["sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"] >= {"python/marconi/engine/cache.py"}
+    cache = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+    assert "python/marconi/engine/cache/radix_cache.py" in users[cache]
     (hook,) = (touch for touch in upstream.PLUGIN.touches if touch.kind is Kind.BEFORE)
-    assert "python/marconi/engine/startup.py" in users[hook.target]
+    assert "python/marconi/engine/plugin/startup.py" in users[hook.target]
 
 
 def test_every_way_to_use_a_name_of_sglangs_is_seen() -> None:
     source = """
 import sglang.version
-from marconi.engine.flags import Flags
+from marconi.engine.launch.flags import Flags
 if TYPE_CHECKING:
     from sglang.srt.c import Params
 def f(req: Any, params: "Params", flags: Flags, adder: Flags):

@@ -10,8 +10,8 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from marconi.engine.events.load import PERIOD_S, LoadReporter, before_run_batch
-from marconi.engine.idle import after_idle_metrics
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.reports.idle import after_idle_metrics
 from marconi.events.base import FreeMemory, WorkerLoad
 from marconi.events.tree_log import TreeLog
 

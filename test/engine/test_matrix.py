@@ -9,10 +9,10 @@ import httpx
 import pytest
 from sglang.srt.arg_groups import speculative_hook
 
-from marconi.engine.check.answer import answer
-from marconi.engine.check.line import CommandLine
-from marconi.engine.check.machine import Machine, Platform
-from marconi.engine.check.model import Model
+from marconi.check.answer import answer
+from marconi.check.line import CommandLine
+from marconi.check.machine import Machine, Platform
+from marconi.engine.launch.model import Model
 
 from .breaking import broken_states
 from .conftest import NEGATIVE_CONTROL, Launch

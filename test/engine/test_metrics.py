@@ -16,14 +16,15 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 import prometheus_client
 from sglang.srt.entrypoints import http_server
 
-from marconi.engine import endpoint, hints, ranks
-from marconi.engine import metrics as module
-from marconi.engine.cache import MarconiRadixCache
-from marconi.engine.explain import OFF
-from marconi.engine.idle import after_idle_metrics
-from marconi.engine.metrics import CacheMetrics, labels
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.stats import CacheStats
+from marconi.engine import ranks
+from marconi.engine.cache.radix_cache import MarconiRadixCache
+from marconi.engine.http import endpoint, hints
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.reports import metrics as module
+from marconi.engine.reports.explain import OFF
+from marconi.engine.reports.idle import after_idle_metrics
+from marconi.engine.reports.metrics import CacheMetrics, labels
+from marconi.engine.reports.stats import CacheStats
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import Strategy, marconi

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine.check.model import Model
+from marconi.engine.launch.model import Model
 from marconi.engine.prefill.verified import VERIFIED_BACKENDS, are_captured_in_segments
 from marconi.model import catalog, load
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import torch
 
-from marconi.engine.backend import pool_costs
+from marconi.engine.plugin.backend import pool_costs
 from marconi.process import LAUNCH
 from marconi_cpu.demo.server_process import ServerProcess
 

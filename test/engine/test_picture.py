@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from browsing import Visit, visit  # noqa: F401 - a fixture
-from marconi.engine import picture
-from marconi.engine.picture import Picture
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.reports import picture
+from marconi.engine.reports.picture import Picture
 from marconi.view.frame import Frame
 from marconi.view.snapshot import NodeKind, snapshot
 from marconi.view.standing import Standing

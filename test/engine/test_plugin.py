@@ -11,11 +11,12 @@ import zmq.auth
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from marconi.engine import flags, upstream
 from marconi.engine.cpu_platform import is_active
 from marconi.engine.events.sockets import sockets_of
-from marconi.engine.flags import BACKEND
-from marconi.engine.touch import Group, Kind, Touch, is_hooked, require_hooked
+from marconi.engine.launch import flags
+from marconi.engine.launch.flags import BACKEND
+from marconi.engine.plugin import upstream
+from marconi.engine.plugin.touch import Group, Kind, Touch, is_hooked, require_hooked
 from marconi.engine.version import OVERRIDE_ENV, Refusal, require_verified
 from marconi.events.address import Keys, TcpAddress
 from marconi.policy.catalog import PolicySpec
@@ -259,7 +260,7 @@ def test_every_hook_took_effect() -> None:
 
 @pytest.mark.parametrize("name", ["kill_process_tree", "a_function_that_never_was"])
 def test_a_hook_that_did_not_take_effect_is_refused_by_name(name: str) -> None:
-    lost = Touch(Kind.AFTER, f"sglang.srt.utils.common.{name}", "", "idle.after_idle_metrics")
+    lost = Touch(Kind.AFTER, f"sglang.srt.utils.common.{name}", "", "reports.idle.after_idle_metrics")
     assert not is_hooked(lost)
     with pytest.raises(Refusal, match=rf"1 hook\(s\) did not take effect: sglang\.srt\.utils\.common\.{name}; "):
         require_hooked(*upstream.of_every_process(is_active()), Group("", "", "", (lost,)))

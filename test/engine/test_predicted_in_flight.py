@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.explain import EXPLAIN
-from marconi.engine.moments import Moment, Steps
-from marconi.engine.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
-from marconi.engine.scheduler import notes_of
+from marconi.engine.cache.scheduler import notes_of
+from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
+from marconi.engine.reports.explain import EXPLAIN
+from marconi.engine.reports.moments import Moment, Steps
 from marconi.policy.request import Request, unpack
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.server import ServerReplay

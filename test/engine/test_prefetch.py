@@ -11,9 +11,9 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 import torch
 
+from marconi.engine.cache.scheduler import notes_of
 from marconi.engine.host.prefetch import UNDER_WAY
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.scheduler import notes_of
+from marconi.engine.launch.policies import PolicyChoice
 from rig.clock import TraceClock
 from rig.pools import Strategy, marconi
 from rig.scheduler import Outcome
@@ -110,7 +110,7 @@ def test_a_prompt_that_starts_from_what_is_still_loading_waits_for_it() -> None:
 
 
 def test_negative_control_a_pass_that_does_not_wait_reads_what_has_not_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
-    from marconi.engine.cache import MarconiRadixCache
+    from marconi.engine.cache.radix_cache import MarconiRadixCache
     from marconi.engine.host.cache import TieredRadixCache
 
     monkeypatch.setattr(TieredRadixCache, "ready_to_load_host_cache", MarconiRadixCache.ready_to_load_host_cache)

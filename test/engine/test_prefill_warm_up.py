@@ -16,10 +16,10 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 import torch
 
+from marconi.engine.cache.speculation import max_accepted
 from marconi.engine.prefill import warm_up
 from marconi.engine.prefill.spans import Family
 from marconi.engine.prefill.warm_up import num_key_heads, warm_up_drafts, warm_up_prefills
-from marconi.engine.speculation import max_accepted
 
 OPERATORS = {
     "GDN by Triton": {"gated_delta_rule.kernel._checkpoint_kernel"},

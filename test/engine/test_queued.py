@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from marconi.engine import scheduler as following
-from marconi.engine.moments import Moments
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.scheduler import WaitingRequests
+from marconi.engine.cache import scheduler as following
+from marconi.engine.cache.scheduler import WaitingRequests
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.reports.moments import Moments
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
@@ -83,7 +83,7 @@ def test_the_prompts_of_a_group_have_what_they_share_in_common_and_no_more() -> 
 
 
 def core() -> Any:
-    from marconi.engine.core.tree_core import path_of
+    from marconi.engine.cache.tree_core import path_of
     from marconi.policy.request import Request
 
     def request_of(ids: "array[int]", _extra_key: None, _cache_salt: None) -> Request:

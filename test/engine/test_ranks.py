@@ -14,8 +14,8 @@ import torch
 import torch.distributed
 from sglang.srt.mem_cache.allocator.unified_sub_pool import MultiEndedAllocator
 
-from marconi.engine.agreement import RankSettings, first_difference, require_alike
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.agreement import RankSettings, first_difference, require_alike
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.tree import RadixTree
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
 from rig.clock import TraceClock
 from rig.pools import HostPools, marconi
 

@@ -18,9 +18,9 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine import record
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.record import BLOCK_TOKENS, TraceRecorder
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.reports import record
+from marconi.engine.reports.record import BLOCK_TOKENS, TraceRecorder
 from marconi.policy.request import unpack
 from marconi.replay.trace import read
 

@@ -1,6 +1,6 @@
 """The report counts finished requests and speaks at most once in an interval."""
 
-from marconi.engine.stats import Budget, HitReport
+from marconi.engine.reports.stats import Budget, HitReport
 
 BUDGETS = (Budget("KV tokens", used=10, size=100), Budget("state slots", used=3, size=4))
 

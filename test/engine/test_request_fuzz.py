@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from marconi.engine.hints import KEY
+from marconi.engine.http.hints import KEY
 from marconi_cpu.demo.server_process import ServerProcess
 from request_bodies import CONTEXT_TOKENS, PLAIN, SESSIONS, bodies
 

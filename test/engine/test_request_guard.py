@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marconi.engine.request_guard import MAX_ANSWERS, around_normalize, refuse_unanswerable
+from marconi.engine.guards.request import MAX_ANSWERS, around_normalize, refuse_unanswerable
 
 VOCABULARY_SIZE = 100
 MANAGER: Any = SimpleNamespace(

@@ -16,10 +16,11 @@ from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.runtime_context import SpawnRanks, get_context, publish, reset_context
 from sglang.srt.server_args import prepare_server_args
 
-from marconi.engine import running, upstream
-from marconi.engine.check.model import Model
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.touch import hook_into
+from marconi.engine.launch import running
+from marconi.engine.launch.model import Model
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.plugin import upstream
+from marconi.engine.plugin.touch import hook_into
 from marconi.policy.int8 import RUNNING_SLOTS
 from rig.clock import TraceClock
 from rig.pools import Strategy, marconi

@@ -11,10 +11,10 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from marconi.engine.host import pages as pages_module
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.persistence import background
 from marconi.engine.persistence.files import INDEX
 from marconi.engine.persistence.saver import Saver
-from marconi.engine.policies import PolicyChoice
 from marconi.tree import Node
 from rig.clock import TraceClock
 from rig.driver import HostReplay

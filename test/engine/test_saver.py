@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from marconi.engine.joint.pools import JointMemory
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.persistence import saver as module
 from marconi.engine.persistence.files import INDEX, SavedFolder
 from marconi.engine.persistence.saver import Saver
-from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from rig.driver import HostReplay
 from rig.pools import Division, Strategy

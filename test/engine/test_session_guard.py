@@ -8,7 +8,7 @@ import pytest
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.session.session_controller import Session
 
-from marconi.engine.session_guard import around_create_req
+from marconi.engine.guards.session import around_create_req
 
 
 class Turns:

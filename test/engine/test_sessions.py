@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine.policies import CHUNK_END, PolicyChoice
+from marconi.engine.launch.policies import CHUNK_END, PolicyChoice
 from marconi.policy.request import Request
 from rig.clock import TraceClock
 from rig.driver import HostReplay

@@ -15,11 +15,11 @@ import httpx
 import pytest
 import torch
 
-from marconi.engine import speculation
+from marconi.engine.cache import speculation
+from marconi.engine.cache.scheduler import end_state
+from marconi.engine.cache.speculation import EndStateSource, LastStops, VerifyStep, around_commit
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.faults import around as failing_open
-from marconi.engine.scheduler import end_state
-from marconi.engine.speculation import EndStateSource, LastStops, VerifyStep, around_commit
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import num_broken
@@ -436,9 +436,9 @@ def test_where_leaving_states_raises_sglang_commits_and_tracks_as_it_has_prepare
     token = OF_PROCESS.set(Faults())
     try:
         steps = Steps([request(), request()], monkeypatch)
-        around = failing_open("speculation.around_commit", around_commit)
+        around = failing_open("cache.speculation.around_commit", around_commit)
         scheduled, accept_lens, prepared, committed = steps.commit(around, [[9], [8]])
-        assert OF_PROCESS.get().first == "speculation.around_commit raised KeyError"
+        assert OF_PROCESS.get().first == "cache.speculation.around_commit raised KeyError"
     finally:
         OF_PROCESS.reset(token)
     assert [id(each) for each in committed] == [id(prepared)]

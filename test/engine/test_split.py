@@ -12,11 +12,11 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.server_args import prepare_server_args
 
-from marconi.engine import split
-from marconi.engine.check.answer import answer
-from marconi.engine.check.line import CommandLine
-from marconi.engine.check.machine import Machine, Platform
-from marconi.engine.check.model import Model
+from marconi.check.answer import answer
+from marconi.check.line import CommandLine
+from marconi.check.machine import Machine, Platform
+from marconi.engine.launch import split
+from marconi.engine.launch.model import Model
 
 CASES = (
     (),

@@ -15,12 +15,12 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
-from marconi.engine import support
-from marconi.engine.backend import require_room
-from marconi.engine.flags import Flags
-from marconi.engine.policies import CHUNK_END, JUDICIOUS
-from marconi.engine.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHMS
-from marconi.engine.support import NOTED, UNSUPPORTED, Facts, Launch, Noted, Unsupported, notes, require
+from marconi.engine.cache.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHMS
+from marconi.engine.launch import support
+from marconi.engine.launch.flags import Flags
+from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS
+from marconi.engine.launch.support import NOTED, UNSUPPORTED, Facts, Launch, Noted, Unsupported, notes, require
+from marconi.engine.plugin.backend import require_room
 from marconi.engine.version import Refusal
 from marconi.policy import catalog
 

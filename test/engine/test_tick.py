@@ -11,8 +11,8 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 from sglang.srt.session import session_controller
 
-from marconi.engine import tick
-from marconi.engine.tick import FirstRank, RequestClock, Tick, TickReceiver
+from marconi.engine.cache import tick
+from marconi.engine.cache.tick import FirstRank, RequestClock, Tick, TickReceiver
 
 
 class Clock:

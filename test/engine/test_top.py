@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from marconi import cli
-from marconi.engine import top
-from marconi.engine.status import Status, Use
+from marconi.engine.reports.status import Status, Use
+from marconi.view import top
 
 
 def status(**changed: Any) -> dict[str, Any]:

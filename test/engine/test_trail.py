@@ -2,9 +2,9 @@
 
 import pytest
 
-from marconi.engine import explain
-from marconi.engine.explain import Explained, Explanations, uncached
-from marconi.engine.trail import Trail
+from marconi.engine.reports import explain
+from marconi.engine.reports.explain import Explained, Explanations, uncached
+from marconi.engine.reports.trail import Trail
 from marconi.model.learned_latency import LearnedLatency
 from marconi.tree import RadixTree
 from marconi.view.snapshot import prefix_hash, snapshot

@@ -14,10 +14,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.cache_action import FreeDeviceKV
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from marconi.engine.core.device_only import NOT_SERVED
-from marconi.engine.core.tree_core import IDS_PER_TOKEN, ROOT, MarconiTreeCore, namespace_of, path_of
-from marconi.engine.core.waiting import paths_above
-from marconi.engine.policies import PolicyChoice, hybrid_cache
+from marconi.engine.cache.device_only import NOT_SERVED
+from marconi.engine.cache.tree_core import IDS_PER_TOKEN, ROOT, MarconiTreeCore, namespace_of, path_of
+from marconi.engine.cache.waiting import paths_above
+from marconi.engine.launch.policies import PolicyChoice, hybrid_cache
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.scheduler import MAX_PASSED
+from marconi.engine.cache.scheduler import MAX_PASSED
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.policy.hybrid_cache import HybridCache
 from rig.clock import TraceClock
 from rig.pools import HostPools, Strategy, marconi, stock

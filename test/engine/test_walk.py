@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import marconi
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
 from rig.pools import Division, Strategy
 
 from .host_replays import Setting, agents, on_marconi
@@ -26,13 +26,13 @@ PACKAGE = str(Path(marconi.__file__).parent)
 TESTS = str(Path(__file__).parents[1])
 TOUR = Path(__file__).parents[2] / "docs" / "tour.md"
 WALK = {
-    "engine/cache.py",
-    "engine/core/memory.py",
-    "engine/core/tree_core.py",
-    "engine/core/pools.py",
+    "engine/cache/radix_cache.py",
+    "engine/cache/memory.py",
+    "engine/cache/tree_core.py",
+    "engine/cache/pools.py",
     "engine/joint/admission.py",
     "engine/joint/pools.py",
-    "engine/scheduler.py",
+    "engine/cache/scheduler.py",
     "lifecycle/running.py",
     "policy/admission/plan.py",
     "policy/eviction/best.py",
@@ -46,9 +46,9 @@ WALK = {
 }
 
 OBSERVERS = {
-    *("engine/stats.py", "engine/explain.py", "engine/trail.py"),
+    *("engine/reports/stats.py", "engine/reports/explain.py", "engine/reports/trail.py"),
     *("policy/counters.py", "policy/misses.py", "policy/residency.py"),
-    *("engine/tick.py", "model/learned_latency.py"),
+    *("engine/cache/tick.py", "model/learned_latency.py"),
 }
 """They count, explain misses and, on the first of several ranks, time prefills."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
-from marconi.engine.scheduler import notes_of
+from marconi.engine.cache.scheduler import notes_of
 
 if TYPE_CHECKING:
     from marconi.engine.joint.pools import JointMemory

@@ -7,7 +7,7 @@ so is what a snapshot says. The blocks and the depths of states are compared, no
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from marconi.engine.core.tree_core import namespace_of
+from marconi.engine.cache.tree_core import namespace_of
 from marconi.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from marconi.engine import upstream
-from marconi.engine.flags import BACKEND, Explain, Flags
+from marconi.engine.cache.speculation import EndStateSource
 from marconi.engine.host.link import LinkSpeed
-from marconi.engine.policies import PolicyChoice
-from marconi.engine.speculation import EndStateSource
-from marconi.engine.touch import hook_into
+from marconi.engine.launch.flags import BACKEND, Explain, Flags
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.engine.plugin import upstream
+from marconi.engine.plugin.touch import hook_into
 from marconi.events.tree_log import TreeLog
 from marconi.policy.base import Costs
 from marconi_cpu import tiny_model
@@ -30,8 +30,8 @@ from rig.clock import TraceClock
 from rig.joint_pools import joint_pools
 
 if TYPE_CHECKING:
-    from marconi.engine.cache import MarconiRadixCache
-    from marconi.engine.tick import FirstRank
+    from marconi.engine.cache.radix_cache import MarconiRadixCache
+    from marconi.engine.cache.tick import FirstRank
 
 TRACK_INTERVAL_TOKENS = 256
 LINK = LinkSpeed(25e9, 25e9)
@@ -159,7 +159,7 @@ def marconi(
 
     It reads `clock`, and notes what it holds in `log`.
     """
-    from marconi.engine.tick import FirstRank
+    from marconi.engine.cache.tick import FirstRank
 
     return clock.ticks(marconi_rank(host, choice, costs, FirstRank(clock, costs.flops), log))
 
@@ -169,8 +169,8 @@ def marconi_rank(
 ) -> "MarconiRadixCache":
     """Our cache as one of several ranks has it, on new pools; it follows the ticks that it is given."""
     _publish(host)
-    from marconi.engine.cache import MarconiRadixCache, Surroundings
-    from marconi.engine.core.registration import register_tree_core
+    from marconi.engine.cache.radix_cache import MarconiRadixCache, Surroundings
+    from marconi.engine.cache.registration import register_tree_core
     from marconi.engine.host.cache import TieredRadixCache
 
     register_tree_core()

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.policy.base import Costs
 from rig.digest import digest_of_policies, digest_of_step
 from rig.pools import HostPools, marconi_rank
 from rig.soak import Soak, SoakPlan
 
 if TYPE_CHECKING:
-    from marconi.engine.tick import TickReceiver
+    from marconi.engine.cache.tick import TickReceiver
 
 ALL_EVERY_STEPS = 64
 """So often the digest is of everything; after every other step of what is held and who goes next."""
@@ -68,7 +68,7 @@ class Ranks:
         self.ranks = [self._rank(index, host, choice, costs, plan) for index in range(num_ranks)]
 
     def _rank(self, index: int, host: HostPools, choice: PolicyChoice, costs: Costs, plan: SoakPlan) -> _Rank:
-        from marconi.engine.tick import FirstRank, TickReceiver
+        from marconi.engine.cache.tick import FirstRank, TickReceiver
 
         clock = DriftingClock(1000 * plan.seed + index)
         first_rank = FirstRank(clock, costs.flops) if index == 0 else None

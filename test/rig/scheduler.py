@@ -25,8 +25,8 @@ import numpy as np
 import pytest
 import torch
 
+from marconi.engine.cache.scheduler import around_add_one_req, before_prepare_for_decode, on_calc_priority
 from marconi.engine.prefill.checkpoint import mark_written
-from marconi.engine.scheduler import around_add_one_req, before_prepare_for_decode, on_calc_priority
 from rig.contents import Contents, marks
 from rig.forward import ForwardPass
 from rig.int8_contents import Int8Contents

@@ -15,18 +15,19 @@ PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
 LAYERS = (
     *("process", "chat", "extensions", "model", "tree", "policy", "lifecycle", "replay", "view"),
-    *("events", "router", "engine", "validate", "cli"),
+    *("events", "router", "engine", "check", "validate", "cli"),
 )
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
 # What a worker publishes is of its tree alone, and a router knows neither the policies behind it nor their replay.
 ALLOWED["events"] = {"tree", "events"}
 ALLOWED["router"] = {"process", "chat", "model", "events", "router"}
-# It holds one server against its replay.
+# One server each: against its replay, and before it starts.
 ALLOWED["validate"] -= {"router"}
+ALLOWED["check"] -= {"router"}
 BESIDE = {"marconi_cpu": set(LAYERS), "marconi_lab": set(LAYERS) - {"engine", "validate"}}
 """The packages beside the product, which do not know each other."""
 ALLOWED |= BESIDE
-SERVING = {"engine", "marconi_cpu"}
+SERVING = {"engine", "check", "marconi_cpu"}
 """What may import SGLang and torch."""
 HEAVY = {"sglang", "torch", "triton", "transformers", "sgl_kernel_ext"}
 # The tokenizers of transformers need no torch.
@@ -75,23 +76,21 @@ def reached(start: Iterable[str], graph: Mapping[str, set[str]]) -> set[str]:
 
 
 def served(graph: Mapping[str, set[str]]) -> list[str]:
-    """The modules of a server; `marconi check` is a command of its own, and prints and writes as the replay does."""
-    return [
-        name for name in graph if name.startswith("marconi.engine.") and not name.startswith("marconi.engine.check")
-    ]
+    """The modules of a server."""
+    return [name for name in graph if name.startswith("marconi.engine.")]
 
 
 def test_a_server_loads_nothing_by_which_the_laboratory_is_found() -> None:
     graph = arrows(sources("python", "marconi"))
     start = served(graph)
-    assert {"marconi.engine.plugin", "marconi.engine.cache"} <= set(start)
+    assert {"marconi.engine.plugin.entry", "marconi.engine.cache.radix_cache"} <= set(start)
     assert not {"marconi.extensions", "marconi.replay.catalog"} & reached(start, graph)
 
 
 def test_a_catalogue_behind_another_file_is_found() -> None:
     """The control: the file between imports it, the server's own does not."""
     graph = {
-        "marconi.engine.cache": {"marconi.policy.new"},
+        "marconi.engine.cache.radix_cache": {"marconi.policy.new"},
         "marconi.policy.new": {"marconi.replay.catalog"},
         "marconi.replay.catalog": set[str](),
     }
@@ -135,7 +134,7 @@ def _is_standard(name: str) -> bool:
         ("events", "from marconi.router.index import Chain"),
         ("router", "from marconi import replay"),
         ("router", "from marconi_lab.fleet import task"),
-        ("replay", "import marconi.engine.cache"),
+        ("replay", "import marconi.engine.cache.radix_cache"),
         ("engine", "from marconi_cpu import launchers"),
         ("engine", "from marconi_lab.catalog import POLICIES"),
         ("policy", "from marconi_lab.eviction.joint_lru import JointLru"),
@@ -144,7 +143,7 @@ def _is_standard(name: str) -> bool:
         ("marconi_cpu", "from marconi_lab import traffic"),
         ("marconi_lab", "from marconi_cpu import tiny_model"),
         ("marconi_lab", "import torch"),
-        ("marconi_lab", "from marconi.engine.cache import MarconiRadixCache"),
+        ("marconi_lab", "from marconi.engine.cache.radix_cache import MarconiRadixCache"),
         ("replay", "from marconi.router.index import Chain"),
         ("replay", "from marconi.view.frame import Frame"),
         ("view", "from marconi.events.hashes import HashSpace"),

@@ -13,9 +13,10 @@ ROOT = Path(__file__).parents[2] / "python" / "marconi"
 DECIDING = [
     *sorted((ROOT / "policy").rglob("*.py")),
     *(path for path in sorted((ROOT / "tree").rglob("*.py")) if path.stem != "invariants"),
-    *sorted((ROOT / "engine" / "core").glob("*.py")),
+    # The tick is the first rank's clock, and is sent to the others.
+    *(path for path in sorted((ROOT / "engine" / "cache").glob("*.py")) if path.stem != "tick"),
     *sorted((ROOT / "engine" / "joint").glob("*.py")),
-    *(ROOT / "engine" / f"{name}.py" for name in ("cache", "hints", "scheduler")),
+    ROOT / "engine" / "http" / "hints.py",
 ]
 OF_ONE_PROCESS = {"datetime", "os", "random", "secrets", "threading", "time", "uuid"}
 MEASURED = "time.perf_counter"

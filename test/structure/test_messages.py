@@ -15,7 +15,7 @@ from .pages import ROOT, page
 
 PACKAGE: Final = ROOT / "python" / "marconi"
 SHOWN: Final = ("docs/quick-start.md", "docs/operations.md", "docs/troubleshooting.md")
-REFUSING: Final = ("engine/flags.py", "engine/support.py")
+REFUSING: Final = ("engine/launch/flags.py", "engine/launch/support.py")
 """Modules whose errors keep a server from being started."""
 NOT_REFUSALS: Final = frozenset({"notes", "given_in"})
 OTHERWISE: Final = r"^(?:GET|marconi top|sum) |, page (?:1|\.\.\.), "

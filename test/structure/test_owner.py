@@ -93,5 +93,6 @@ def test_nobody_else_changes_the_tree() -> None:
     ],
 )
 def test_a_trespass_is_seen(source: str) -> None:
-    assert [*trespasses("engine/cache.py", source)]
-    assert not [*trespasses("engine/cache.py", "hybrid.lock(node); match = tree.match(path); self.key = node.depth")]
+    path = "engine/cache/radix_cache.py"
+    assert [*trespasses(path, source)]
+    assert not [*trespasses(path, "hybrid.lock(node); match = tree.match(path); self.key = node.depth")]

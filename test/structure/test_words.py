@@ -18,10 +18,10 @@ MESSAGES = tuple(
     ROOT / "python/marconi" / name
     for name in (
         "cli.py",
-        "engine/flags.py",
-        "engine/request_guard.py",
-        "engine/status.py",
-        "engine/support.py",
+        "engine/launch/flags.py",
+        "engine/guards/request.py",
+        "engine/reports/status.py",
+        "engine/launch/support.py",
         "router/command.py",
     )
 )

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from marconi.engine.explain import EXPLAIN
-from marconi.engine.moments import Moments, Steps
-from marconi.engine.status import CacheSettings
+from marconi.engine.reports.explain import EXPLAIN
+from marconi.engine.reports.moments import Moments, Steps
+from marconi.engine.reports.status import CacheSettings
 from marconi.model import load
 from marconi.policy.request import Request, pack
 from marconi.replay.server import ServerReplay

@@ -8,7 +8,8 @@ Where several edges begin, the one that shares most of the prompt's next page is
 prompt that shares no token with the others of its name space diverges from nothing, and neither does one that extends
 what is known, or is known up to its last token.
 
-It reads one name space of the tree and costs one match. Owner: `engine/cache.py`, where an operator allows it.
+It reads one name space of the tree and costs one match. Owner: `engine/cache/radix_cache.py`, where an operator
+allows it.
 """
 
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from marconi.replay.admission.every_block import EveryBlock
 NUM_TRACKING_SLOTS: Final = 2
 """Slots of a request beside its working slot, under `--mamba-radix-cache-strategy extra_buffer` with overlap.
 
-Where this cache keeps states itself nobody reads them, and a request holds none (`engine/scheduler.py`).
+Where this cache keeps states itself nobody reads them, and a request holds none (`engine/cache/scheduler.py`).
 """
 
 

@@ -1,8 +1,8 @@
 """The replay of what a server was sent and answered: pools and policies as its own, and its own steps in their order.
 
-A server reports for every request what its scheduler did with it (`engine/moments.py`), and so in which order requests
-waited, began, took memory, left states and ended, and how many steps of decoding lay between. The replay does the same
-steps, at the same times of the cache's clock; what each finds, plans, keeps and evicts is its own.
+A server reports for every request what its scheduler did with it (`engine/reports/moments.py`), and so in which order
+requests waited, began, took memory, left states and ended, and how many steps of decoding lay between. The replay does
+the same steps, at the same times of the cache's clock; what each finds, plans, keeps and evicts is its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
 
-from marconi.engine.moments import Moment
-from marconi.engine.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
+from marconi.engine.reports.moments import Moment
 from marconi.lifecycle.pools import Amount
 from marconi.policy.base import Costs, PrefixFlops
 from marconi.policy.eviction.utility import ALPHA

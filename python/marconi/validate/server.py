@@ -10,12 +10,12 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
-from marconi.engine.explain import EXPLAIN
-from marconi.engine.moments import Steps
-from marconi.engine.policies import JUDICIOUS
-from marconi.engine.status import CacheSettings
-from marconi.engine.top import ask as ask_status
-from marconi.engine.top import endpoint_of
+from marconi.engine.launch.policies import JUDICIOUS
+from marconi.engine.reports.explain import EXPLAIN
+from marconi.engine.reports.moments import Steps
+from marconi.engine.reports.status import CacheSettings
+from marconi.view.top import ask as ask_status
+from marconi.view.top import endpoint_of
 
 FLUSH_TIMEOUT_S: Final = 30
 _ANSWER_TIMEOUT_S: Final = 1800.0

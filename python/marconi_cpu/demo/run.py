@@ -23,7 +23,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from marconi.engine.flags import BACKEND, Time
+from marconi.engine.launch.flags import BACKEND, Time
 from marconi.engine.version import Refusal, one_line
 from marconi_cpu import tiny_model
 from marconi_cpu.demo import program

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from marconi.engine import flags
+from marconi.engine.launch import flags
 from marconi.engine.version import Refusal
 
 _OWN: Final = ("--model-path", "--model", "--host", "--port", "--radix-cache-backend")

@@ -20,7 +20,7 @@ from sglang.srt.runtime_context import num_dp_ranks_of
 
 from marconi.engine.events.sockets import sockets_of
 from marconi.engine.events.status import EventsStatus
-from marconi.engine.flags import Flags
+from marconi.engine.launch.flags import Flags
 from marconi.engine.ranks import dp_rank
 from marconi.engine.version import Refusal
 from marconi.events.base import WorkerLoad

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import zmq
 
-from marconi.engine.flags import Flags
+from marconi.engine.launch.flags import Flags
 from marconi.engine.version import Refusal
 from marconi.events.address import TcpAddress
 

@@ -39,19 +39,19 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
 from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack
 
-from marconi.engine.cache import MarconiRadixCache
-from marconi.engine.core.pools import Targets
-from marconi.engine.core.tree_core import IDS_PER_TOKEN
-from marconi.engine.flags import BACKEND
+from marconi.engine.cache.pools import Targets
+from marconi.engine.cache.radix_cache import MarconiRadixCache
+from marconi.engine.cache.scheduler import note_match, notes_of
+from marconi.engine.cache.tree_core import IDS_PER_TOKEN
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.link import LinkSpeed, link_speed
 from marconi.engine.host.pages import staging_tokens
 from marconi.engine.host.prefetch import Prefetches
 from marconi.engine.host.rows import HostRows
-from marconi.engine.policies import HostTierConfig, hybrid_cache
-from marconi.engine.scheduler import note_match, notes_of
-from marconi.engine.status import HostUse, Use
-from marconi.engine.support import NO_STORE
+from marconi.engine.launch.flags import BACKEND
+from marconi.engine.launch.policies import HostTierConfig, hybrid_cache
+from marconi.engine.launch.support import NO_STORE
+from marconi.engine.reports.status import HostUse, Use
 from marconi.events.tree_log import Tenant
 from marconi.policy.base import Need
 from marconi.policy.host_tier import HostMemory

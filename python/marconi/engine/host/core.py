@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams, DecLockRefR
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from marconi.engine.core.tree_core import ROOT, MarconiTreeCore
+from marconi.engine.cache.tree_core import ROOT, MarconiTreeCore
 from marconi.engine.host.rows import HostRows
 from marconi.policy.write_behind import WriteBehind
 from marconi.tree.invariants import check_host

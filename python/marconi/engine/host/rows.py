@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
-from marconi.engine.core.memory import Segments, num_tokens, path_up
+from marconi.engine.cache.memory import Segments, num_tokens, path_up
 from marconi.tree import Node
 
 

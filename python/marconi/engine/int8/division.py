@@ -3,8 +3,8 @@
 import logging
 from typing import Any
 
-from marconi.engine.flags import BACKEND
-from marconi.engine.running import tracking_of
+from marconi.engine.launch.flags import BACKEND
+from marconi.engine.launch.running import tracking_of
 from marconi.policy.int8 import RUNNING_SLOTS, PerRequest, divide
 
 logger = logging.getLogger(__name__)

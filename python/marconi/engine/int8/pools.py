@@ -25,8 +25,8 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.mamba_checkpoint_pool import MambaCheckpointPool
 
-from marconi.engine.core.pools import DevicePools, Targets, num_drawn, num_slots_of_requests
-from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.cache.pools import DevicePools, Targets, num_drawn, num_slots_of_requests
+from marconi.engine.cache.tree_core import MarconiTreeCore
 from marconi.lifecycle.pools import Amount
 from marconi.tree import Freed, Node
 

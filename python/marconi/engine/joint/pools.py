@@ -36,9 +36,9 @@ from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPo
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from marconi.engine.core.pools import DevicePools, Targets, num_drawn
-from marconi.engine.core.tree_core import MarconiTreeCore
-from marconi.engine.status import Use
+from marconi.engine.cache.pools import DevicePools, Targets, num_drawn
+from marconi.engine.cache.tree_core import MarconiTreeCore
+from marconi.engine.reports.status import Use
 from marconi.lifecycle.pools import Amount
 from marconi.policy.base import Need
 from marconi.tree import Freed, Node

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.cache.tree_core import MarconiTreeCore
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.pages import HostPages
 from marconi.engine.persistence.files import layout_of

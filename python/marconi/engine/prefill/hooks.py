@@ -11,10 +11,10 @@ Owner: the process that runs the model.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from marconi.engine.cache.scheduler import PLAN
 from marconi.engine.prefill import passes, spans
 from marconi.engine.prefill.checkpoint import Checkpoint, CheckpointWriter, LayerCall
 from marconi.engine.prefill.verified import RecurrentLayers
-from marconi.engine.scheduler import PLAN
 
 _WAY = "marconi_way"
 """On a linear backend: `_Prepared`, or nothing."""

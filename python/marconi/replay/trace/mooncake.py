@@ -4,8 +4,8 @@ A hash id stands for its block and all before it; the last block of a prompt may
 so there are ceil(input_length / block) of them. Sessions are not named, so `session` is -1 and nothing is known of
 outputs. Lines are in order of time; one that is earlier than the line before is bad.
 
-A server's record (`engine/record.py`) says more: `block_tokens`, the same on all lines, and `output_hash_ids`, a hash
-of every block that the answer completes. Its lines are in the order in which requests ended.
+A server's record (`engine/reports/record.py`) says more: `block_tokens`, the same on all lines, and `output_hash_ids`,
+a hash of every block that the answer completes. Its lines are in the order in which requests ended.
 
 Source: the FAST25-release traces of github.com/kvcache-ai/Mooncake.
 """

@@ -1,0 +1,163 @@
+"""SGLang's pools of a hybrid model, as the cache takes memory from them: KV and states each in a pool of their own.
+
+    slots     whether a hit or a planned state may take one, and which become the tree's
+    victims   evicted until what SGLang lacks is free
+
+One pool (`joint/pools.py`) and checkpoints in int8 (`int8/pools.py`) do some of it otherwise.
+
+Owner: the cache, on the scheduler's thread.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from marconi.engine.cache.tree_core import NEEDS, MarconiTreeCore
+from marconi.engine.reports.status import Use
+from marconi.lifecycle.pools import Amount
+from marconi.policy.base import Need
+from marconi.tree import Freed, Node
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+Targets: TypeAlias = Mapping[ComponentType, tuple[Any, int]]
+"""Per component that is short: the component whose pool is asked, and the free size that is required of it."""
+
+
+class DevicePools:
+    """Two pools. A slot is a tensor of one index."""
+
+    needs: Mapping[ComponentType, Need] = NEEDS
+    """The need of a victim when a component is short."""
+    are_slots_shared = True
+    """Whether the tree keeps a state in the slot in which a request left it."""
+
+    def __init__(self, requests: Any, kv: Any) -> None:
+        """`requests` is SGLang's pool of requests, which has the state slots, and `kv` its allocator of KV."""
+        self.req_to_token_pool = requests
+        self.token_to_kv_pool_allocator = kv
+
+    def reset(self) -> None:
+        """SGLang has cleared the pools."""
+
+    @property
+    def state_slots(self) -> Any:
+        """SGLang's allocator of the slots that hold the tree's states."""
+        return self.req_to_token_pool.mamba_allocator
+
+    @property
+    def state_need(self) -> Need:
+        """The need of a victim when a planned state lacks a slot."""
+        return self.needs[ComponentType.MAMBA]
+
+    def joint_use(self, core: MarconiTreeCore) -> Use | None:
+        """Bytes of the one pool; None where KV and states have pools of their own."""
+        return None
+
+    # Slots
+
+    def has_slot_for_copy(self, source: Node, core: MarconiTreeCore) -> bool:
+        """True if a request that starts from `source` finds a slot for its copy: SGLang evicts for it."""
+        return True
+
+    def reserved(self, reqs: "list[Req]", num_sources: int) -> Amount:
+        """Memory that requests take before the states of the next prefill, of `reqs`, join the tree.
+
+        `num_sources` states are locked now.
+        """
+        return Amount(0, num_reserved_slots(reqs, self.req_to_token_pool, num_sources))
+
+    def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
+        """True if a slot beyond `reserved` is free once everything `evictable` is evicted."""
+        return bool(self.state_slots.available_size() + evictable.num_states > reserved.num_states)
+
+    def take_planned(self) -> torch.Tensor | None:
+        """A free slot for a planned state, if there is one."""
+        slot: torch.Tensor | None = self.state_slots.alloc(1)
+        return slot
+
+    def promise(self) -> bool:
+        """True if the tree can take the last state of a request: it takes the slot with it."""
+        return True
+
+    def join(self, slots: dict[int, torch.Tensor], end_depth: int | None) -> dict[int, torch.Tensor]:
+        """The slots in which the tree will hold the states in `slots`, by depth.
+
+        The one at `end_depth` is a request's own, which the request gives back.
+        """
+        return slots
+
+    def free_unkept(self, slots: Iterable[torch.Tensor]) -> None:
+        """Free the slots of planned states that the tree will not have."""
+        self.free(slots)
+
+    def free(self, slots: Iterable[torch.Tensor]) -> None:
+        """Free slots of the tree's."""
+        for slot in slots:
+            self.state_slots.free(slot)
+
+    # Victims
+
+    def evict(
+        self, core: MarconiTreeCore, params: EvictParams, targets: Targets, available: Callable[[Any], int]
+    ) -> Freed:
+        """Evict what `params` asks for, KV before states, or until `targets` are met, of which `available` tells.
+
+        For a target until nothing is left, as SGLang's own loop does.
+        """
+        freed = Freed(0, 0)
+        for short, num_wanted in ((ComponentType.FULL, params.num_tokens), (ComponentType.MAMBA, params.mamba_num)):
+            target = targets.get(short)
+            num_short = None if target is None else partial(self._num_short, core, available, *target)
+            if target is not None and short is ComponentType.FULL and num_wanted > 0:
+                num_wanted = max(num_wanted, core.full_evictable_size())
+            freed = core.evict_until(short, num_wanted, freed, num_short)
+        return freed
+
+    def _num_short(
+        self, core: MarconiTreeCore, available: Callable[[Any], int], component: Any, num_wanted: int
+    ) -> int:
+        """How much is missing of a target once all that is free has been given back."""
+        self.give_back(core)
+        return num_wanted - available(component)
+
+    def give_back(self, core: MarconiTreeCore) -> None:
+        """Give SGLang's allocators what the tree no longer holds."""
+        core.memory.give_back(self.token_to_kv_pool_allocator, self.state_slots)
+
+
+def num_reserved_slots(reqs: "list[Req]", req_to_token_pool: Any, num_sources: int) -> int:
+    """Slots that are taken before the states of the next prefill, of `reqs`, join the tree.
+
+    Those of requests, and of states: every other request that runs, or may, in place of one that ends first, starts
+    from a state of its own, which it locks: `num_sources` are locked now.
+    """
+    num_locked_by_others = num_sources - sum([req.kv.cache_protected_len > 0 for req in reqs])
+    num_to_lock = req_to_token_pool.size - len(reqs) - num_locked_by_others
+    return num_slots_of_requests(reqs, req_to_token_pool) + max(num_to_lock, 0)
+
+
+def num_slots_of_requests(reqs: "list[Req]", req_to_token_pool: Any) -> int:
+    """Slots that requests take before the states of the next prefill, of `reqs`, join the tree.
+
+    By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still start:
+    each its working slot and its tracking slots.
+    """
+    num_tracking = req_to_token_pool.mamba_initial_tracking_slots
+    num_needed, num_others = 0, req_to_token_pool.available_size()
+    for req in reqs:
+        kv = req.kv
+        num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
+        num_others -= kv.req_pool_idx is None
+    return num_needed + max(num_others, 0) * (1 + num_tracking)
+
+
+def num_drawn(slots: Any) -> int:
+    """Slots that SGLang's allocator has drawn for what waits and not yet lent."""
+    return length_hint(slots._alloc_iter) if slots._alloc_iter is not None else 0

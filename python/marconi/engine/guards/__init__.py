@@ -1,0 +1,1 @@
+"""Requests, turns and releases of memory that would end a scheduler are refused."""

@@ -1,0 +1,225 @@
+"""Positions in a chat's prompt: where marked text ends, and where the template makes the next turn diverge from it.
+
+`"cache_control": {"type": "ephemeral"}` marks a message, or part of one: a state is kept where that ends. SGLang's chat
+models drop the field, so it is read from the raw body. Where the marked text ends in tokens is found without
+knowing the template: the conversation up to it is rendered as SGLang renders the whole, and both begin with the same
+tokens up to there. What a template writes behind the last message (an invitation to answer) is left off, and text that
+it closes otherwise in the middle of a conversation costs a few tokens, never a wrong position.
+
+    whole       <system> You are kind. </system> <user> Hello        </user> <assistant>
+    up to it    <system> You are kind. </system>
+    common      <system> You are kind. </system>                      a state is kept here
+
+A template that refuses a conversation without a user's turn is given one that differs from the real next message; the
+common part then ends behind that turn's head.
+
+A later turn repeats the invitation in part or not at all: of `<assistant> <think>` a model that reasons keeps
+`<assistant>` alone. So before any turn has continued a prompt, a short conversation is rendered as far as the
+invitation, and once more with an answer and another turn; the tokens of the first beyond the common beginning are the
+distance before its end at which later turns diverge from a prompt:
+
+    invited     <user> a </user> <assistant> <think>
+    gone on     <user> a </user> <assistant> b </assistant> <user> c </user> <assistant> <think>
+    common      <user> a </user> <assistant>                                  a distance of 1 token
+
+It is rendered once for each setting of the template's arguments, and kept; a request's own messages are not rendered
+again. Positions and the distance travel to the scheduler in `custom_params` (`hints.py`), where the plan reads them.
+Source: `srt/entrypoints/openai/serving_chat.py`.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from operator import eq
+from typing import Any, Final, NamedTuple
+
+from marconi.engine.faults import fails_open
+from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN, mapping_of
+from marconi.engine.launch.flags import BACKEND
+from marconi.policy.admission.hints import MAX_HINTS
+from marconi.policy.forecast.turns import MAX_DISTANCE
+
+logger = logging.getLogger(__name__)
+
+FIELD: Final = "cache_control"
+_TYPE: Final = "ephemeral"
+_ROUTE: Final = "/v1/chat/completions"
+_KNOWN: Final = "marconi_next_turns"
+"""On the server of chats: the distances by the template's arguments."""
+_MAX_KNOWN: Final = 256
+
+
+class Mark(NamedTuple):
+    """A message, or a part of one, that is marked."""
+
+    message: int
+    """Which of the messages,"""
+    num_parts: int | None
+    """and how many parts of its content; None for all of it."""
+
+
+def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:
+    """Around `OpenAIServingChat._convert_to_internal_request`: marks become hints, and next turns are noted.
+
+    Raises `ValueError`, which becomes HTTP 400, for a mark that is none.
+    """
+    marks = _marks_in(serving, raw_request)
+    adapted, converted = convert(serving, request, raw_request)
+    fails_open(_note)(serving, converted, adapted, marks)
+    return adapted, converted
+
+
+def _note(serving: Any, request: Any, adapted: Any, marks: Sequence[Mark]) -> None:
+    """Note in `adapted`, which a chat `request` was converted to, where its `marks` end and its next turn leaves it."""
+    if marks:
+        positions = _positions(serving, request, adapted.input_ids, marks[:MAX_HINTS])
+        _add(adapted.sampling_params, positions, len(marks) - len(positions))
+    if serving.tokenizer_manager.server_args.radix_cache_backend == BACKEND:
+        add_distance(serving, request, adapted.sampling_params)
+
+
+def marks_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
+    """Yield the marks in the `messages` of a body, in their order.
+
+    Raises `ValueError`, in one line, for a value that is not understood.
+    """
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        for number, part in enumerate(parts, start=1):
+            if isinstance(part, Mapping) and _is_marked(part, f"messages[{index}].content[{number - 1}]"):
+                yield Mark(index, None if number == len(parts) else number)
+        if _is_marked(message, f"messages[{index}]"):
+            yield Mark(index, None)
+
+
+def _is_marked(marked: Mapping[str, Any], where: str) -> bool:
+    value = marked.get(FIELD)
+    if value is None:
+        return False
+    if not isinstance(value, Mapping) or value.get("type") != _TYPE:
+        shown = json.dumps(value, ensure_ascii=False)
+        expected = json.dumps({"type": _TYPE})
+        raise ValueError(f"{where}.{FIELD} is {shown[:80]}, expected {expected}")
+    return True
+
+
+def _marks_in(serving: Any, raw_request: Any) -> list[Mark]:
+    if serving.tokenizer_manager.server_args.radix_cache_backend != BACKEND:
+        return []
+    # Other routes (Anthropic's) come by here with a body of another kind.
+    if raw_request is None or not raw_request.url.path.endswith(_ROUTE):
+        return []
+    body = _body(raw_request)
+    return list(dict.fromkeys(marks_of(json.loads(body)["messages"]))) if FIELD.encode() in body else []
+
+
+def _body(raw_request: Any) -> bytes:
+    """The body of a request that has been read: nothing is waited for."""
+    try:
+        raw_request.body().send(None)
+    except StopIteration as done:
+        body: bytes = done.value
+        return body
+    raise AssertionError("a body that was parsed has not been read")
+
+
+def _positions(serving: Any, request: Any, prompt_ids: Any, marks: Sequence[Mark]) -> list[int]:
+    """Where the marked parts of a converted `request` end, in tokens of its prompt; without those not found."""
+    if not isinstance(prompt_ids, list) or request.input_ids is not None:
+        # With media the prompt is text yet, and with ids of its own it is none of the messages'.
+        return []
+    found = (_position(serving, request, prompt_ids, mark) for mark in marks)
+    return [position for position in found if position]
+
+
+def _position(serving: Any, request: Any, prompt_ids: list[int], mark: Mark) -> int:
+    marked = request.messages[mark.message]
+    if mark.num_parts is not None:
+        marked = marked.model_copy(update={"content": marked.content[: mark.num_parts]})
+    before = [*request.messages[: mark.message], marked]
+    for messages in (before, [*before, _another_turn(request, mark.message + 1)]):
+        try:
+            ids = rendered(serving, request, messages, invites=False)
+        except Exception as error:
+            # Whatever a template raises for a conversation that it does not expect.
+            logger.debug("marconi: a part of a conversation cannot be rendered: %s", error)
+        else:
+            return num_common(ids, prompt_ids)
+    return 0
+
+
+def _another_turn(request: Any, index: int) -> Any:
+    """A user's turn that begins otherwise than the message at `index`, if there is one."""
+    following = request.messages[index].content if index < len(request.messages) else ""
+    text = "b" if isinstance(following, str) and following[:1] == "a" else "a"
+    return type(request).model_validate({"messages": [{"role": "user", "content": text}]}).messages[0]
+
+
+def _add(sampling_params: dict[str, Any], positions: list[int], num_left_out: int) -> None:
+    custom = dict(mapping_of(sampling_params.get("custom_params")))
+    given = custom.get(KEY, [])
+    # What is not a list is refused later, as it came.
+    custom[KEY] = [*given, *positions] if isinstance(given, list) else given
+    custom[LEFT_OUT] = num_left_out
+    sampling_params["custom_params"] = custom
+
+
+# The next turn
+
+
+def add_distance(serving: Any, request: Any, sampling_params: dict[str, Any]) -> None:
+    """Note in the `sampling_params` of a converted chat `request` where its next turn will leave it."""
+    if request.continue_final_message or request.input_ids is not None:
+        return
+    distance = _distance(serving, request)
+    custom = sampling_params.get("custom_params") or {}
+    if distance is not None and isinstance(custom, dict):
+        sampling_params["custom_params"] = {NEXT_TURN: distance, **custom}
+
+
+def _distance(serving: Any, request: Any) -> int | None:
+    known: dict[str, int | None] | None = getattr(serving, _KNOWN, None)
+    if known is None:
+        known = {}
+        setattr(serving, _KNOWN, known)
+    setting = json.dumps([request.chat_template_kwargs, request.reasoning_effort], sort_keys=True, default=repr)
+    if setting not in known:
+        if len(known) == _MAX_KNOWN:
+            known.clear()
+        known[setting] = _rendered_distance(serving, request)
+    return known[setting]
+
+
+def _rendered_distance(serving: Any, request: Any) -> int | None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    messages = type(request).model_validate({"messages": turns}).messages
+    plain = request.model_copy(update={"tools": None, "tool_choice": "none", "response_format": None})
+    try:
+        invited = rendered(serving, plain, messages[:1], invites=True)
+        gone_on = rendered(serving, plain, messages, invites=True)
+    except Exception as error:
+        # Whatever a template raises for a conversation that it does not expect: it is learned instead.
+        logger.debug("marconi: the template does not say where a next turn resumes: %s", error)
+        return None
+    distance = len(invited) - num_common(invited, gone_on)
+    # With media the prompt is text yet.
+    return distance if not isinstance(invited, str) and distance <= MAX_DISTANCE else None
+
+
+# Rendering
+
+
+def rendered(serving: Any, request: Any, messages: Sequence[Any], *, invites: bool) -> Sequence[int]:
+    """The tokens of `messages` as `request` renders its own, with an invitation to answer or without."""
+    part = request.model_copy(update={"messages": list(messages), "continue_final_message": False})
+    part._format_add_generation_prompt = None if invites else False
+    is_multimodal = serving.tokenizer_manager.model_config.is_multimodal
+    ids: Sequence[int] = serving._process_messages(part, is_multimodal).prompt_ids
+    return ids
+
+
+def num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return sum(1 for _ in takewhile(bool, map(eq, left, right)))

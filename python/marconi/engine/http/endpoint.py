@@ -1,0 +1,187 @@
+"""The routes of a server: what its caches hold and did, why requests missed, a page that draws the trees, and saving.
+
+    GET /marconi             the status of every scheduler's cache                                 (`status.py`)
+    GET /marconi/requests    the latest requests of each, or of one `?dp_rank=`, and why they missed (`explain.py`)
+    GET /marconi/ui          a page for a browser, and what it asks for                            (`picture.py`)
+    POST /marconi/save       save the states now, under `--marconi-save-dir`                       (`persistence/`)
+
+A scheduler adds its cache's status, with its data-parallel rank, to the internal state that SGLang's HTTP process asks
+it for; a route, in that process, gives those parts alone, by rank. What else the cache has to say is added only to an
+answer to us: SGLang's request for the state carries a `rid` that nothing reads. The status is behind the same API key
+as SGLang's own routes; requests and trees, which are of everybody's traffic, and saving are behind the administrator's
+key if there is one.
+"""
+
+import asyncio
+import time
+from typing import Any, Final
+
+from marconi.engine.http.diverged import FIELD, with_text
+from marconi.engine.launch.flags import of_process
+from marconi.engine.reports.explain import OFF
+from marconi.view.document import PageSource, document
+
+KEY = "marconi"
+REQUESTS: Final = "marconi/requests"
+FRAME: Final = "marconi/frame"
+SAVE: Final = "marconi/save"
+"""The `rid` of a request for internal state that asks for the latest requests, for a frame, or to save on."""
+_NO_FOLDER: Final = "there is no folder to save to: start the server with --marconi-save-dir"
+_UNSERVED: Final = "SGLang's own cache serves this model: it has no recurrent layers, or the cache is disabled"
+_SAVING: Final = asyncio.Lock()
+"""A request that comes while another waits is answered by a save of its own."""
+_PAUSE_S: Final = 0.02
+_DEADLINE_S: Final = 20.0
+
+
+def on_get_internal_state(result: Any, controller: Any, request: Any) -> None:
+    """After `SchedulerInternalStateController.get_internal_state`: our cache's part."""
+    cache = controller.scheduler.tree_cache
+    status = getattr(cache, "status", None)
+    if status is None:
+        return
+    from marconi.engine.ranks import dp_rank
+
+    if request.rid == REQUESTS:
+        part = {"requests": cache.explanations.latest(cache.clock())}
+    elif request.rid == FRAME:
+        part = {"frame": cache.picture.advance(cache.tree_core.hybrid, cache.clock())}
+    elif request.rid == SAVE:
+        part = {"saved": cache.saver.advance()}
+    else:
+        part = status().as_dict()
+    result.internal_state[KEY] = {"dp_rank": dp_rank(), **part}
+
+
+def add_routes() -> None:
+    """Add the routes to SGLang's application, in the process that serves it; a second time does nothing."""
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    for_administrators = auth_level(AuthLevel.ADMIN_OPTIONAL)
+    routes = {
+        "/marconi": _status,
+        "/marconi/requests": for_administrators(_requests),
+        "/marconi/ui": for_administrators(_page),
+        "/marconi/ui/frame": for_administrators(_frame),
+        "/marconi/save": for_administrators(_save),
+    }
+    known = {getattr(route, "path", None) for route in http_server.app.routes}
+    for path, answer in routes.items():
+        if path not in known:
+            http_server.app.add_api_route(path, answer, methods=["POST" if answer is _save else "GET"])
+
+
+async def _status() -> Any:
+    return _by_rank(await _parts(None))
+
+
+async def _requests(dp_rank: int | None = None) -> Any:
+    """The latest requests: a scheduler hashes their prefixes in slices, so it is asked again until it is done."""
+    if not of_process().explain:
+        return _not_found(OFF)
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < deadline_s:
+        parts = await _parts(REQUESTS)
+        asked = [part for part in parts if dp_rank in (None, part["dp_rank"])]
+        if parts and not asked:
+            return _no_rank(parts, dp_rank)
+        if all(part["requests"] is not None for part in asked):
+            return _by_rank([part | {"requests": _with_texts(part["requests"])} for part in asked])
+        await asyncio.sleep(_PAUSE_S)
+    return _late("prefixes were not hashed")
+
+
+def _with_texts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, with the texts of tokens that a scheduler was allowed to show."""
+    from sglang.srt.entrypoints import http_server
+
+    state = http_server._global_state
+    tokenizer = state.tokenizer_manager.tokenizer
+    return [each | {FIELD: with_text(each[FIELD], tokenizer)} if FIELD in each else each for each in requests]
+
+
+async def _page(dp_rank: int = 0) -> Any:
+    from fastapi.responses import HTMLResponse
+    from sglang.srt.entrypoints import http_server
+
+    state = http_server._global_state
+    name = "" if state is None else state.tokenizer_manager.served_model_name
+    source = PageSource(f"ui/frame?dp_rank={dp_rank}", f"requests?dp_rank={dp_rank}")
+    return HTMLResponse(document(f"{name}, rank {dp_rank}", source=source))
+
+
+async def _frame(dp_rank: int = 0) -> Any:
+    """The latest frame of a rank: a scheduler walks its tree in slices, so it is asked again until it is done."""
+    from fastapi.responses import Response
+
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < deadline_s:
+        parts = await _parts(FRAME)
+        if not parts:
+            return _by_rank(parts)
+        ranks = {part["dp_rank"]: part["frame"] for part in parts}
+        if dp_rank not in ranks:
+            return _no_rank(parts, dp_rank)
+        if ranks[dp_rank]:
+            return Response(ranks[dp_rank], media_type="application/json")
+        await asyncio.sleep(_PAUSE_S)
+    return _late("the tree was not walked")
+
+
+async def _save() -> Any:
+    """Save what the cache holds: a scheduler copies states in slices, so it is asked again until it is done."""
+    from fastapi.responses import ORJSONResponse
+
+    if of_process().save_dir is None:
+        return _not_found(_NO_FOLDER)
+    async with _SAVING:
+        while True:
+            parts = await _parts(SAVE)
+            if all(part["saved"] is not None for part in parts):
+                break
+            await asyncio.sleep(_PAUSE_S)
+    errors = [part["saved"] for part in parts if "error" in part["saved"]]
+    return ORJSONResponse(errors[0], status_code=500) if errors else _by_rank(parts)
+
+
+async def _parts(rid: str | None) -> list[dict[str, Any]]:
+    """The parts of all schedulers in an answer to `rid`."""
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.managers.io_struct import GetInternalStateReq
+
+    state = http_server._global_state
+    if state is None:
+        return []
+    manager = state.tokenizer_manager
+    manager.auto_create_handle_loop()
+    # `TokenizerManager.get_internal_state` sends a request of its own making.
+    ask = vars(manager)["get_internal_state_communicator"]
+    answers = await ask(GetInternalStateReq(rid=rid))
+    return [each.internal_state[KEY] for each in answers if KEY in each.internal_state]
+
+
+def _by_rank(parts: list[dict[str, Any]]) -> Any:
+    from fastapi.responses import ORJSONResponse
+
+    if not parts:
+        return _not_found(_UNSERVED)
+    # Schedulers answer in any order.
+    return ORJSONResponse({"ranks": sorted(parts, key=lambda rank: rank["dp_rank"])})
+
+
+def _no_rank(parts: list[dict[str, Any]], dp_rank: int | None) -> Any:
+    ranks = ", ".join(str(rank) for rank in sorted(part["dp_rank"] for part in parts))
+    return _not_found(f"dp_rank must be one of {ranks}, got {dp_rank}")
+
+
+def _not_found(error: str) -> Any:
+    from fastapi.responses import ORJSONResponse
+
+    return ORJSONResponse({"error": error}, status_code=404)
+
+
+def _late(what: str) -> Any:
+    from fastapi.responses import ORJSONResponse
+
+    return ORJSONResponse({"error": f"{what} within {_DEADLINE_S:g} s"}, status_code=503)

@@ -1,0 +1,123 @@
+"""How memory is divided between KV and states where no flag of the operator's divides it.
+
+    the operator's    `--mamba-full-memory-ratio`, `--max-mamba-cache-size` or `--enable-unified-memory` is given
+    one pool          SGLang and this cache would serve this launch with `--enable-unified-memory`
+    two pools         they would not: at SGLang's ratio
+
+One pool lends bytes to whichever side is short, so no ratio can be wrong for the traffic, which no launch knows
+(`docs/hit-rate.md`). As many requests may run as in two pools: SGLang limits both by the same ratio.
+
+Whether SGLang serves one pool depends on backends, formats and parallelism that it resolves itself. So a copy of the
+arguments is resolved with the flag, and held against this cache's own reasons (`support.py`), by the facts that the
+model's configuration gives (`check/model.py`).
+"""
+
+import copy
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import extract_tb
+from typing import Any, Final
+
+from sglang.srt.arg_groups.model_override_base import model_config_of
+from sglang.srt.arg_groups.overrides import resolved_view
+
+from marconi.engine.cpu_platform import is_active
+from marconi.engine.launch import flags, support
+from marconi.engine.launch.model import Model
+from marconi.engine.version import one_line
+
+DIVIDING: Final = ("mamba_full_memory_ratio", "max_mamba_cache_size", "enable_unified_memory")
+"""Settings of SGLang by which an operator divides memory."""
+REFUSED: Final = (ValueError, AssertionError, NotImplementedError, RuntimeError, ImportError)
+"""Errors with which SGLang refuses arguments."""
+ONE_POOL: Final = (
+    "KV and states share one pool (--enable-unified-memory), as no flag divides memory; "
+    "--mamba-full-memory-ratio 0.9 keeps SGLang's two"
+)
+_SAID: Final = "_marconi_split"
+"""On the record of SGLang's arguments, which takes it to every process."""
+
+
+def is_open(server_args: Any) -> bool:
+    """True if no flag of the operator's divides memory."""
+    return not any(getattr(server_args, name) for name in DIVIDING)
+
+
+def choose(server_args: Any) -> None:
+    """Before `server_args` are resolved: choose one pool where no flag divides memory and one pool is served."""
+    if is_open(server_args):
+        divided = why_two_pools(server_args)
+        server_args.enable_unified_memory = divided is None
+        setattr(server_args, _SAID, divided or ONE_POOL)
+
+
+def said_of(server_args: Any) -> str | None:
+    """How memory was divided and why, in a line; None where the operator divided it."""
+    line: str | None = getattr(server_args, _SAID, None)
+    return line
+
+
+def two_pools(server_args: Any, refusal: str | None) -> str | None:
+    """The line for two pools at SGLang's ratio; None where one pool is chosen.
+
+    `refusal` is the first reason for which `server_args` are not served with one pool. Only where there is none, an
+    operator could choose it.
+    """
+    choice = next(against_choice(server_args), None)
+    if refusal is None and choice is None:
+        return None
+    reason = refusal or f"{choice}; --enable-unified-memory chooses it"
+    return f"KV and states have a pool each, at SGLang's ratio, as one pool is not chosen here: {reason}"
+
+
+def why_two_pools(server_args: Any) -> str | None:
+    """The line for two pools where `server_args`, not resolved yet, have those; None where they have one."""
+    return two_pools(server_args, _refusal(server_args))
+
+
+def _refusal(server_args: Any) -> str | None:
+    """Why `server_args` are not served with one pool, in a line; None if they are."""
+    record = copy.copy(server_args)
+    record.enable_unified_memory = True
+    with _unnoticed():
+        try:
+            record.resolve_once()
+            model = Model(record.model_path, model_config_of(record).hf_config)
+        except Exception as error:  # What ends this launch ends it in two pools as well.
+            return words_of(error)
+    facts = model.facts(record, resolved_view(record), is_on_cpu=is_active())
+    if not facts.has_own_cache:
+        return "the cache is SGLang's own"
+    given = flags.from_environ(os.environ)
+    return next(support.against_cache(record, given, facts), None)
+
+
+def words_of(error: BaseException) -> str:
+    """The words in which SGLang refuses arguments, in a line; the condition where it says none."""
+    if isinstance(error, AssertionError) and not error.args:
+        return str(extract_tb(error.__traceback__)[-1].line)
+    return one_line(error).removeprefix("AssertionError: ").removeprefix("ValueError: ")
+
+
+def against_choice(server_args: Any) -> Iterator[str]:
+    """A line for everything with which only the operator chooses one pool."""
+    if server_args.disaggregation_mode != "null":
+        yield f"--disaggregation-mode {server_args.disaggregation_mode} sends states from one pool by Mooncake alone"
+    if server_args.speculative_algorithm is not None:
+        yield f"--speculative-algorithm {server_args.speculative_algorithm} has not run in one pool on a GPU yet"
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """Resolve arguments without a word in the log and without a trace in the environment."""
+    before = dict(os.environ)
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)

@@ -1,0 +1,222 @@
+"""The cache's status as Prometheus metrics, with `--enable-metrics`; all names begin with `marconi_`.
+
+The scheduler sets them from its `Status`, in the registry that SGLang's processes share: whenever a prefill begins or a
+request has finished, and while it is idle, but at most once a second. Counts are kept by the parts that count; a
+counter gets what they have grown by, since processes that share a registry share files of values, and no collector of
+their own. `METRICS` has a row for each: how it is read off a status.
+"""
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
+from sglang.srt.runtime_context import get_observability, get_parallel
+
+from marconi.engine.ranks import dp_rank
+from marconi.engine.reports.status import Status, Use
+from marconi.policy.base import Need
+from marconi.policy.residency import gap_s, place_of, stay_of
+from marconi.tree import Kept, Node
+
+_INTERVAL_S = 1.0
+_WAITS_S = (0.0, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+_STAYS_S = (1.0, 4.0, 15.0, 60.0, 240.0, 900.0, 3_600.0, 14_400.0)
+SAMPLED: Final = 4
+"""Every so-manieth state, by its serial number, is in the histograms of stays."""
+
+
+def labels() -> dict[str, Any]:
+    """Those of SGLang's own cache metrics, the operator's too; `dp_rank` distinguishes replicas."""
+    parallel = get_parallel()
+    of_cache = radix_cache_metric_labels("marconi", parallel, parallel.attn_dp_enabled)
+    # SGLang's is 0 in every replica.
+    return {**of_cache, "dp_rank": dp_rank(), **(get_observability().extra_metric_labels or {})}
+
+
+Numbers: TypeAlias = float | Mapping[str, float] | None
+"""A metric's value, or a value for each value of its label; None where it means nothing."""
+
+
+class Metric(NamedTuple):
+    """One metric, and how it is read."""
+
+    name: str
+    """Without `marconi_`."""
+    what: str
+    read: Callable[[Status], Numbers]
+    label: str | None = None
+    """The label that distinguishes its values; None for a single one."""
+
+
+def _by_use(use: Use | None) -> Mapping[str, float] | None:
+    return None if use is None else {name: getattr(use, name) for name in ("free", "cached", "in_use")}
+
+
+def _of(part: str, name: str) -> Callable[[Status], float | None]:
+    """A count of a part of the status that a server may lack."""
+
+    def read(status: Status) -> float | None:
+        found = getattr(status, part)
+        return None if found is None else float(getattr(found, name))
+
+    return read
+
+
+GAUGES: Final = (
+    Metric("kv_tokens", "KV tokens by use", lambda status: _by_use(status.kv_tokens), "use"),
+    Metric("state_slots", "State slots by use", lambda status: _by_use(status.state_slots), "use"),
+    Metric(
+        "joint_bytes",
+        "Bytes of the one pool for KV and states by use",
+        lambda status: _by_use(status.joint_bytes),
+        "use",
+    ),
+    Metric(
+        "host_kv_tokens",
+        "KV tokens of the host tier by use",
+        lambda status: _by_use(getattr(status.host, "kv_tokens", None)),
+        "use",
+    ),
+    Metric(
+        "host_state_slots",
+        "State slots of the host tier by use",
+        lambda status: _by_use(getattr(status.host, "state_slots", None)),
+        "use",
+    ),
+    Metric("nodes", "Nodes of the tree that hold KV", attrgetter("num_nodes")),
+    Metric("ghosts", "Prefixes that are remembered without KV", attrgetter("num_ghosts")),
+    Metric("alpha", "Weight of FLOPs saved per byte against recency", attrgetter("alpha")),
+    Metric(
+        "planning_alive",
+        "0 once states inside prefills are no longer planned, else 1",
+        lambda status: float(status.why_not_planned is None),
+    ),
+    Metric("events_waiting", "Changes that are noted and not published yet", _of("events", "num_waiting")),
+    Metric("events_alive", "1 while events are published, 0 once they are no longer", _of("events", "is_publishing")),
+)
+COUNTERS: Final = (
+    Metric("requests", "Requests by what they started from", attrgetter("hits"), "hit"),
+    Metric("prompt_tokens", "Prompt tokens that were asked for", attrgetter("num_prompt_tokens")),
+    Metric("hit_tokens", "Prompt tokens that were not computed", attrgetter("num_hit_tokens")),
+    Metric(
+        "missed_tokens",
+        "Prompt tokens that were computed, by the cause of the miss",
+        attrgetter("num_missed_tokens"),
+        "cause",
+    ),
+    Metric("missed_seconds", "Seconds of prefill of missed tokens, by cause", attrgetter("missed_s"), "cause"),
+    Metric(
+        "evictions",
+        "Victims by what was short",
+        lambda status: {reason: status.evictions[reason] for reason in ("kv", "states", "bytes")},
+        "reason",
+    ),
+    Metric(
+        "evictions_unused",
+        "Of the victims those that no request had started from",
+        lambda status: status.evictions["unused"],
+    ),
+    Metric("states_written", "States that joined the tree", attrgetter("num_states_written")),
+    Metric("states_not_written", "States that were planned and dropped", attrgetter("num_states_not_written")),
+    Metric(
+        "ends_not_kept",
+        "Requests that ended in accepted drafts and left an earlier state",
+        attrgetter("num_ends_not_kept"),
+    ),
+    Metric(
+        "requests_uncached",
+        "Requests that were served and could leave nothing",
+        attrgetter("num_requests_uncached"),
+    ),
+    Metric("health_checks", "Health checks that were answered by a generated token", attrgetter("num_health_checks")),
+    Metric("hook_faults", "Errors in hooks of this project that were caught", attrgetter("num_hook_faults")),
+    Metric("events_published", "Events of KV and states that were sent", _of("events", "num_events")),
+    Metric("host_copied", "States that were copied to the host", _of("host", "num_copied")),
+    Metric("host_dropped", "Copies on the host that gave way to others", _of("host", "num_dropped")),
+    Metric("host_loads", "Requests that started from a copy on the host", _of("host", "num_loads")),
+    Metric("host_loaded_tokens", "Tokens whose KV was loaded from the host", _of("host", "num_loaded_tokens")),
+)
+
+
+class _Growing:
+    """A counter that follows a count which is kept elsewhere, from the start of this process."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+        self._seen: dict[tuple[Any, ...], float] = {}
+
+    def follow(self, labels: dict[str, Any], count: float) -> None:
+        """Set the counter to its current count; a smaller value means the source was reset."""
+        key = tuple(labels.values())
+        seen = self._seen.get(key, 0.0)
+        self._counter.labels(**labels).inc(count - seen if count >= seen else count)
+        self._seen[key] = count
+
+
+class CacheMetrics:
+    """Gauges and counters of one scheduler."""
+
+    def __init__(self, labels: dict[str, Any]) -> None:
+        """`labels` are on every metric."""
+        # Reads PROMETHEUS_MULTIPROC_DIR when it is imported, which SGLang sets while it starts.
+        from prometheus_client import Counter, Gauge, Histogram
+
+        def arguments(metric: Metric) -> tuple[str, str, list[str]]:
+            more = [] if metric.label is None else [metric.label]
+            return f"marconi_{metric.name}", metric.what, [*labels, *more]
+
+        self._labels = labels
+        self._updated_s = -_INTERVAL_S
+        self._gauges = {each: Gauge(*arguments(each), multiprocess_mode="mostrecent") for each in GAUGES}
+        self._counters = {each: _Growing(Counter(*arguments(each))) for each in COUNTERS}
+        waits = "Seconds that an eviction waited for copies to the host"
+        self._waits = Histogram("marconi_eviction_wait_seconds", waits, [*labels], buckets=_WAITS_S)
+
+        def stays(name: str, what: str, *more: str) -> Any:
+            name = f"marconi_state_{name}_seconds"
+            return Histogram(name, f"{what}, one state in {SAMPLED}", [*labels, *more], buckets=_STAYS_S)
+
+        self._lifetimes = stays("lifetime", "Seconds from when a state was left to its eviction", "place", "used")
+        self._idle = stays("idle", "Seconds from the last use of a state to its eviction", "place")
+        self._gaps = stays("gap", "Seconds between two uses of a state", "place")
+
+    def is_due(self, now_s: float) -> bool:
+        """True if a second has passed since the last update."""
+        return now_s - self._updated_s >= _INTERVAL_S
+
+    def evicted(self, waited_s: float) -> None:
+        """An eviction above a host tier has ended."""
+        self._waits.labels(**self._labels).observe(waited_s)
+
+    def resuming(self, node: Node, now_s: float) -> None:
+        """A request resumes from a state."""
+        if node.serial % SAMPLED == 0:
+            self._gaps.labels(**self._labels, place=place_of(node).value).observe(gap_s(node, now_s))
+
+    def evicting(self, node: Node, need: Need, now_s: float, kept: Kept | None) -> None:
+        """A state is about to be evicted."""
+        if node.serial % SAMPLED == 0:
+            stay = stay_of(node, now_s)
+            labels = {**self._labels, "place": stay.place.value}
+            self._lifetimes.labels(**labels, used="no" if stay.is_unused else "yes").observe(stay.lifetime_s)
+            self._idle.labels(**labels).observe(stay.idle_s)
+
+    def update(self, status: Status, now_s: float) -> None:
+        """Set every metric."""
+        self._updated_s = now_s
+        for metric, gauge in self._gauges.items():
+            for labels, number in self._numbers(metric, status):
+                gauge.labels(**labels).set(number)
+        for metric, counter in self._counters.items():
+            for labels, number in self._numbers(metric, status):
+                counter.follow(labels, number)
+
+    def _numbers(self, metric: Metric, status: Status) -> list[tuple[dict[str, Any], float]]:
+        """The values of a metric, each with its labels; none where it means nothing."""
+        numbers = metric.read(status)
+        if numbers is None:
+            return []
+        if isinstance(numbers, Mapping):
+            return [({**self._labels, str(metric.label): value}, number) for value, number in numbers.items()]
+        return [(self._labels, numbers)]
