@@ -2,7 +2,7 @@
 
 FILE is a JSON list of objects with `model`, `hardware`, `name` and `args`, the flags of `sglang.launch_server`. Each is
 asked of `marconi check`, without a device and without the model. What the page shows of a recipe is its model,
-hardware, name and parallelism, and the answer.
+hardware, name and parallelism, and the answer: whether it is served, and whether KV and states share one pool.
 
     python benchmark/recipes.py FILE [--page FILE] [--json FILE]
 """
@@ -29,6 +29,7 @@ from marconi.check.line import CommandLine  # noqa: E402
 from marconi.check.machine import Machine  # noqa: E402
 from marconi.engine.launch.model import Model  # noqa: E402
 from marconi.engine.launch.policies import CHUNK_END  # noqa: E402
+from marconi.engine.launch.split import ONE_POOL, TWO_POOLS  # noqa: E402
 from marconi.model import catalog  # noqa: E402
 
 _FIELDS: Final = ("model", "hardware", "name", "args")
@@ -46,6 +47,15 @@ class Checked:
     parallel: str
     reasons: tuple[str, ...]
     admission: str | None = None
+    split: str | None = None
+    """How its memory is divided and why; None where a flag of its own divides it, or it has no prefix cache."""
+
+    @property
+    def memory(self) -> str:
+        """The pools of its KV and states; nothing where it is refused."""
+        if self.reasons:
+            return ""
+        return {ONE_POOL: "one pool", None: "its own"}.get(self.split, "two pools")
 
     @property
     def subjects(self) -> tuple[str, ...]:
@@ -80,16 +90,16 @@ def read(path: Path) -> list[Mapping[str, str]]:
 def check(recipe: Mapping[str, str]) -> Checked:
     """Ask whether a recipe would be served."""
     given: Mapping[str, Any] = {}
-    admission = None
+    admission = split = None
     try:
         line = CommandLine.parse(["--model-path", recipe["model"], *shlex.split(recipe["args"])])
         given = line.given
         found = answer(line, Model.find(line.model_path, None), Machine())
-        reasons, admission = found.reasons, found.admission
+        reasons, admission, split = found.reasons, found.admission, found.split
     except ValueError as error:
         reasons = (str(error),)
     parallel = ", ".join(f"{short} {given[option]}" for option, short in _PARALLEL.items() if option in given)
-    return Checked(recipe["model"], recipe["hardware"], recipe["name"], parallel, reasons, admission)
+    return Checked(recipe["model"], recipe["hardware"], recipe["name"], parallel, reasons, admission, split)
 
 
 def page(every: Sequence[Checked]) -> str:
@@ -114,9 +124,18 @@ def page(every: Sequence[Checked]) -> str:
     ]
     counts = Counter((subject_of(reason), _general(reason)) for each in every for reason in each.reasons)
     lines += [f"| {number} | `{what}` | {reason} |" for (what, reason), number in counts.most_common()]
+    num_joint = sum(each.split == ONE_POOL for each in served)
+    lines += [
+        "",
+        f"**{num_joint} of {len(served)} share [one pool](serving.md#one-pool) for KV and states.** The others:",
+        "",
+    ]
+    lines += ["| number | memory | why |", "|---:|---|---|"]
+    apart = Counter((each.memory, _why(each.split)) for each in served if each.split != ONE_POOL)
+    lines += [f"| {number} | {memory} | {why} |" for (memory, why), number in apart.most_common()]
     for family, members in _families(every):
-        lines += ["", f"## {family}", "", "| recipe | parallel | model | hardware | served | reason |"]
-        lines += ["|---|---|---|---|---|---|", *_rows(members)]
+        lines += ["", f"## {family}", "", "| recipe | parallel | model | hardware | served | memory | reason |"]
+        lines += ["|---|---|---|---|---|---|---|", *_rows(members)]
     return "\n".join(lines) + "\n"
 
 
@@ -124,6 +143,14 @@ def _general(reason: str) -> str:
     """A reason without the value that was given."""
     _, found, rest = reason.partition(" on this model: ")
     return rest if found else reason
+
+
+def _why(split: str | None) -> str:
+    return (
+        "a flag of the launch divides memory, or it has no prefix cache"
+        if split is None
+        else split.removeprefix(TWO_POOLS)
+    )
 
 
 def _families(every: Iterable[Checked]) -> Iterator[tuple[str, list[Checked]]]:
@@ -138,13 +165,13 @@ def _rows(members: Iterable[Checked]) -> Iterator[str]:
     hardware: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for each in members:
         against = ", ".join(f"`{subject}`" for subject in each.subjects)
-        row = (each.name, each.parallel, each.verdict, against)
+        row = (each.name, each.parallel, each.verdict, each.memory, against)
         hardware.setdefault((each.model, row), []).append(each.hardware)
     models: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for (model, row), cards in hardware.items():
         models.setdefault((row, tuple(cards)), []).append(model.rpartition("/")[2])
-    for ((name, parallel, verdict, against), cards), names in models.items():
-        yield f"| {name} | {parallel} | {', '.join(names)} | {', '.join(cards)} | {verdict} | {against} |"
+    for ((name, parallel, verdict, memory, against), cards), names in models.items():
+        yield f"| {name} | {parallel} | {', '.join(names)} | {', '.join(cards)} | {verdict} | {memory} | {against} |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

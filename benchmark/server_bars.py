@@ -13,9 +13,11 @@ Replays are `marconi.replay.server`, whose hits agree with the real cache classe
 `test/engine/test_host_replay.py`.
 
     python benchmark/server_bars.py TRACE... [--session-rate R] [--model NAME]... [--memory X]... [--ratio R|joint]
-                                    [--num-requests N] [--processes N] [--json FILE]
+                                    [--drafts] [--num-requests N] [--processes N] [--json FILE]
 
-`--ratio` divides by this, or takes one pool (`joint`), instead of planning, which takes most of the time.
+`--ratio` divides by this, or takes one pool (`joint`), instead of planning, which takes most of the time. With
+`--drafts` a head drafts on all servers: KV of one more attention layer, and each request keeps the slots in which
+SGLang tracks states.
 """
 
 import argparse
@@ -24,7 +26,7 @@ import math
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.engine.launch.policies import PolicyChoice, hybrid_cache
-from marconi.model import DEVICES, PrefillLatency, load
+from marconi.model import DEVICES, ModelProfile, PrefillLatency, load
 from marconi.policy.base import Costs, Need
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 from marconi.policy.eviction.lru import SeparateLru
@@ -47,7 +49,7 @@ from marconi.replay.most_hit import Limit, most_hit_tokens
 from marconi.replay.plan import make_plan
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.reuse import Reuse
-from marconi.replay.scheduling import Scheduling
+from marconi.replay.scheduling import NUM_TRACKING_SLOTS, Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Demand, Half, ReadOptions, generate, preset, read
@@ -114,6 +116,7 @@ class Job:
     given: Input
     model: str
     sizes: Sizes
+    drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class Result:
 def run(job: Job) -> Result:
     """Replay; a pure function of `job`."""
     trace, model = job.given.half(job.given.shown), load(job.model)
-    unit, costs = trace.unit_tokens, Costs(model.kv_bytes_per_token, model.checkpoint_bytes, model.prefix_flops)
+    unit, costs = trace.unit_tokens, Costs(_kv_bytes(model, job.drafts), model.checkpoint_bytes, model.prefix_flops)
 
     num_prompt_tokens = sum(request.num_prompt_tokens for request in trace.requests)
     if job.kind == BOUND:
@@ -139,6 +142,12 @@ def run(job: Job) -> Result:
     num_hit_tokens = sum(server.serve(request) for request in trace.requests)
     counters = server.counters
     return Result(num_prompt_tokens - num_hit_tokens, counters.num_states_written, counters.num_too_large)
+
+
+def _kv_bytes(model: ModelProfile, drafts: bool) -> int:
+    """KV of a token, with that of a draft head, which is one layer of full attention."""
+    num_layers = sum(each.num_layers for each in model.kinds if each.kv_bytes_per_token)
+    return model.kv_bytes_per_token // num_layers * (num_layers + drafts)
 
 
 def _stock(job: Job, unit: int) -> ServerReplay:
@@ -157,16 +166,19 @@ def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
     )
     needs = frozenset({memory.kv_need, memory.state_need})
     tree = hybrid_cache(PolicyChoice("best"), costs, unit, 1, None, needs=needs)
-    return ServerReplay(tree, memory, Scheduling.of(tree.admission, unit))
+    scheduling = Scheduling.of(tree.admission, unit)
+    if job.drafts:
+        scheduling = replace(scheduling, num_working_slots=1 + NUM_TRACKING_SLOTS, num_lent_slots=0)
+    return ServerReplay(tree, memory, scheduling)
 
 
-def sizes_of(num_bytes: int, ratio: float | None, model_name: str, unit: int) -> Sizes:
+def sizes_of(num_bytes: int, ratio: float | None, model_name: str, unit: int, drafts: bool = False) -> Sizes:
     """So many bytes, divided at `ratio`; one pool without it."""
     if ratio is None:
         return Sizes(num_bytes=num_bytes)
     model = load(model_name)
     state_bytes = num_bytes * ratio / (1 + ratio)
-    kv_tokens = int((num_bytes - state_bytes) / model.kv_bytes_per_token) // unit * unit
+    kv_tokens = int((num_bytes - state_bytes) / _kv_bytes(model, drafts)) // unit * unit
     return Sizes(kv_tokens, int(state_bytes / model.checkpoint_bytes))
 
 
@@ -187,9 +199,9 @@ def measure(given: Input, model: str, args: argparse.Namespace, workers: Process
         ratios = [None if args.ratio == ONE_POOL else float(args.ratio)] * len(memories)
     rows = []
     for share, num_bytes, ratio in zip(args.memory, memories, ratios, strict=True):
-        same, planned = (sizes_of(num_bytes, each, model, unit) for each in (SGLANG_MAMBA_RATIO, ratio))
+        same, planned = (sizes_of(num_bytes, each, model, unit, args.drafts) for each in (SGLANG_MAMBA_RATIO, ratio))
         kinds = [(STOCK, same), (OURS, same), (BOUND, same), (OURS, planned)]
-        futures = [workers.submit(run, Job(kind, given, model, sizes)) for kind, sizes in kinds]
+        futures = [workers.submit(run, Job(kind, given, model, sizes, args.drafts)) for kind, sizes in kinds]
         rows.append((share, num_bytes, ratio, same, planned, futures))
     return [row(given, model, *each) for each in rows]
 
@@ -286,6 +298,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--ratio", metavar="R", help=f"bytes of states over bytes of KV, or {ONE_POOL} for one pool; instead of a plan"
     )
+    made.add_argument("--drafts", action="store_true", help="a head drafts, and its KV counts")
     made.add_argument("--num-requests", type=int, metavar="N", help="the first so many of each half; default: all")
     made.add_argument("--processes", type=int, default=2, metavar="N", help="default: 2")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
@@ -327,6 +340,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             document = {
                 "benchmark": "server_bars",
                 "session_rate": args.session_rate,
+                "drafts": args.drafts,
                 "summary": summary(rows),
                 "rows": rows,
             }

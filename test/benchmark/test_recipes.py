@@ -43,11 +43,13 @@ def test_the_page_has_a_row_for_all_that_differ_in_their_card_or_their_weights_a
     assert "5 of 9 recipes are served" in capsys.readouterr().out
     text = page.read_text()
     names = f"{NEXT.partition('/')[2]}, {NEXT.partition('/')[2]}-FP8"
-    assert f"| default | tp 1 | {names} | A, B | **yes** |  |" in text
-    assert "| two |  | Qwen3-Next-80B-A3B-Instruct | H100 | no | `--pp-size`, `--enable-streaming-session` |" in text
-    assert "| wrong |  | Qwen3-Next-80B-A3B-Instruct | H100 | no | `SGLang` |" in text
+    assert f"| default | tp 1 | {names} | A, B | **yes** | one pool |  |" in text
+    assert "**4 of 5 share [one pool](serving.md#one-pool) for KV and states.** The others:" in text
+    assert "| 1 | two pools | --enable-unified-memory is only supported with --marconi-admission judicious" in text
+    assert "| two |  | Qwen3-Next-80B-A3B-Instruct | H100 | no |  | `--pp-size`, `--enable-streaming-session` |" in text
+    assert "| wrong |  | Qwen3-Next-80B-A3B-Instruct | H100 | no |  | `SGLang` |" in text
     assert "| 1 | `SGLang` | sglang: unrecognized arguments: --polcy 3 |" in text
-    assert "| H100 | no | `model` |" in text
+    assert "| H100 | no |  | `model` |" in text
     assert "no configuration of nobody/nothing is known here" in text
     assert "**yes**, states at chunk ends" in text
     answers = json.loads((tmp_path / "answers.json").read_text())["recipes"]

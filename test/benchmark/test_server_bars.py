@@ -147,3 +147,15 @@ def test_a_trace_that_is_not_there_is_one_line_and_status_2(
     error = capsys.readouterr().err
     assert "/no/such/trace" in error
     assert error.count("\n") == 1
+
+
+def test_a_draft_head_takes_the_kv_of_one_more_attention_layer(
+    benchmark: ModuleType, trace: Path, tmp_path: Path
+) -> None:
+    out, kv_tokens = tmp_path / "bars.json", []
+    for drafts in ([], ["--drafts"]):
+        assert benchmark.main([str(trace), *OPTIONS, *drafts, "--json", str(out)]) == 0
+        (row,) = json.loads(out.read_text())["rows"]
+        kv_tokens.append(row["kv_tokens"])
+    num_layers = next(kind.num_layers for kind in benchmark.load("nemotron-h-8b").kinds if kind.kv_bytes_per_token)
+    assert 0 <= kv_tokens[0] * num_layers / (num_layers + 1) - kv_tokens[1] < BLOCK_TOKENS

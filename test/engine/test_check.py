@@ -205,9 +205,11 @@ def test_a_lock_that_the_environment_gives_back_is_refused_by_both(host: Host, m
 
 
 def test_a_refusal_that_is_new_or_lifted_is_so_for_both(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ("--load-format", "dummy")
+    argv, new = (
+        ("--load-format", "dummy"),
+        support.Unsupported("load_format", lambda value: value == "dummy", "a reason"),
+    )
     assert first(checked(*argv)) is host.refusal(*argv) is None
-    new = support.Unsupported("load_format", lambda value: value == "dummy", "a reason")
     monkeypatch.setattr(support, "REFUSED_CACHES", (new,))
     assert first(checked(*argv)) == host.refusal(*argv) != None  # noqa: E711
     assert first(checked("--enable-hisparse")) is host.refusal("--enable-hisparse") is None
@@ -280,7 +282,8 @@ def test_checkpoints_in_int8_in_memory_of_few_slots_are_advised_against() -> Non
         (("--page-size", "64"), "share one pool"),
         (("--tp-size", "2"), "share one pool"),
         (("--enable-hierarchical-cache",), "the device has one pool"),
-        (("--speculative-algorithm", "NEXTN"), "has not run in one pool on a GPU yet"),
+        (("--speculative-algorithm", "NEXTN"), "share one pool"),
+        (("--speculative-algorithm", "NGRAM"), "only supports --speculative-algorithm DSPARK, DFLASH, EAGLE"),
         (("--marconi-admission", "chunk-end"), "only supported with --marconi-admission judicious"),
         (("--disaggregation-mode", "prefill"), "--disaggregation-mode prefill"),
         (("--linear-attn-backend", "cutedsl"), "linear-attention DECODE backend must be one of"),

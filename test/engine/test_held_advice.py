@@ -74,8 +74,8 @@ def checked(*argv: str, model: str = GDN, machine: Machine | None = None) -> Che
 @pytest.mark.parametrize(
     ("argv", "is_hinted"),
     [
-        (("--speculative-algorithm", "NEXTN"), True),
-        (("--speculative-algorithm", "NEXTN", "--enable-hierarchical-cache"), False),
+        (("--disaggregation-mode", "prefill"), True),
+        (("--disaggregation-mode", "prefill", "--enable-hierarchical-cache"), False),
         (("--speculative-algorithm", "NEXTN", "--marconi-admission", "chunk-end"), False),
         (("--enable-hierarchical-cache",), False),
     ],

@@ -36,6 +36,8 @@ ONE_POOL: Final = (
     "KV and states share one pool (--enable-unified-memory), as no flag divides memory; "
     "--mamba-full-memory-ratio 0.9 keeps SGLang's two"
 )
+TWO_POOLS: Final = "KV and states have a pool each, at SGLang's ratio, as one pool is not chosen here: "
+"""Begins the line for two pools; its reason follows."""
 _SAID: Final = "_marconi_split"
 """On the record of SGLang's arguments, which takes it to every process."""
 
@@ -65,11 +67,14 @@ def two_pools(server_args: Any, refusal: str | None) -> str | None:
     `refusal` is the first reason for which `server_args` are not served with one pool. Only where there is none, an
     operator could choose it.
     """
-    choice = next(against_choice(server_args), None)
-    if refusal is None and choice is None:
+    role = server_args.disaggregation_mode
+    if refusal is None and role == "null":
         return None
-    reason = refusal or f"{choice}; --enable-unified-memory chooses it"
-    return f"KV and states have a pool each, at SGLang's ratio, as one pool is not chosen here: {reason}"
+    reason = refusal or (
+        f"--disaggregation-mode {role}, where the servers of both roles must have one pool or neither; "
+        "--enable-unified-memory chooses it"
+    )
+    return TWO_POOLS + reason
 
 
 def why_two_pools(server_args: Any) -> str | None:
@@ -99,14 +104,6 @@ def words_of(error: BaseException) -> str:
     if isinstance(error, AssertionError) and not error.args:
         return str(extract_tb(error.__traceback__)[-1].line)
     return one_line(error).removeprefix("AssertionError: ").removeprefix("ValueError: ")
-
-
-def against_choice(server_args: Any) -> Iterator[str]:
-    """A line for everything with which only the operator chooses one pool."""
-    if server_args.disaggregation_mode != "null":
-        yield f"--disaggregation-mode {server_args.disaggregation_mode} sends states from one pool by Mooncake alone"
-    if server_args.speculative_algorithm is not None:
-        yield f"--speculative-algorithm {server_args.speculative_algorithm} has not run in one pool on a GPU yet"
 
 
 @contextmanager
