@@ -39,12 +39,12 @@ of the forecast, and a level.
 
 The index first rises with age, then falls; either part may be missing. It is given at the middles of the age bins and
 read between them along the logarithms of both. So within a class no node is worth less than both its oldest and its
-youngest. The oldest are weighed at every victim, each on the *piece* of the index between two middles that its age
-lies in. The piece is looked up when a class has another oldest, and when the age passes the piece's end. A youngest can
-be the least only before the peak of its index, and only if a new one would be. So a victim costs a logarithm and a few
-sums for each class that holds a node, in floats: for some dozens of them calls into numpy would take longer. A
-class is a sorted list, of which a change moves what comes after it: at once, as long as a class has no more than some
-10,000 nodes.
+youngest. The oldest are weighed at every victim, each on the *piece* of the index between two middles that its age lies
+in. The piece is looked up when a class has another oldest, and when the age passes the piece's end. A youngest can be
+the least only before the peak of its index, and only if a new one would be. So a victim costs a logarithm and a few
+sums for each class that holds a node, in floats: for some dozens of them calls into numpy would take longer. Other
+victims at the same time cost them for the classes that have changed alone. A class is a sorted list, of which a change
+moves what comes after it: at once, as long as a class has no more than some 10,000 nodes.
 """
 
 import math
@@ -156,7 +156,7 @@ class AgeingClasses:
         self._floor = math.inf
         """No row's is lower."""
         self._worths: list[float] = []
-        """Each row's oldest node's, when the last victim was named."""
+        """Each row's oldest node's at `_now_s`."""
 
     def class_of(self, node: NodeView) -> tuple[int, int] | None:
         """The stratum and level of `node`."""
@@ -198,12 +198,7 @@ class AgeingClasses:
         if not self.held:
             return None
         self._look_up(log2_index, now_s)
-        log2 = math.log2
-        worths = [
-            index + rise * (log2(now_s - since_s) + 0.5 - lower) + level
-            for since_s, index, rise, lower, level in self._pieces
-        ]
-        self._worths = worths
+        worths = self._worths
         least = min(worths)
         if self._floor <= least + _SLACK:
             return self._least_of_both_ends(worths, now_s)
@@ -263,7 +258,7 @@ class AgeingClasses:
     # Looking up pieces
 
     def _look_up(self, log2_index: Floats, now_s: float) -> None:
-        """Bring the rows and their pieces up to date."""
+        """Bring the rows, their pieces and their worths up to date."""
         is_new = log2_index is not self._source
         if is_new:
             self._source = log2_index
@@ -281,6 +276,13 @@ class AgeingClasses:
             self._place(self._rows, now_s)
         elif now_s >= self._until_s:
             self._place([found for found in self._rows if now_s >= found.until_s], now_s)
+        elif now_s == self._now_s:
+            return
+        log2 = math.log2
+        self._worths = [
+            index + rise * (log2(now_s - since_s) + 0.5 - lower) + level
+            for since_s, index, rise, lower, level in self._pieces
+        ]
         self._now_s = now_s
 
     def _look_at(self, found: _Class, now_s: float) -> None:
@@ -295,16 +297,18 @@ class AgeingClasses:
                 found.row = len(self._rows)
                 self._rows.append(found)
                 self._pieces.append(self._piece(found, now_s))
+                self._worths.append(self._worth(found.row, now_s))
                 self._bound(found)
             else:
                 self._pieces[found.row] = self._piece(found, now_s)
+                self._worths[found.row] = self._worth(found.row, now_s)
             self._until_s = min(self._until_s, found.until_s)
 
     def _remove_row(self, found: _Class) -> None:
-        last, piece = self._rows.pop(), self._pieces.pop()
+        last, piece, worth = self._rows.pop(), self._pieces.pop(), self._worths.pop()
         if last is not found:
             last.row = found.row
-            self._rows[last.row], self._pieces[last.row] = last, piece
+            self._rows[last.row], self._pieces[last.row], self._worths[last.row] = last, piece, worth
         found.row, found.head = -1, None
 
     def _bound(self, found: _Class) -> None:
@@ -316,6 +320,10 @@ class AgeingClasses:
         for found in rows:
             self._pieces[found.row] = self._piece(found, now_s)
         self._until_s = min([found.until_s for found in self._rows], default=math.inf)
+
+    def _worth(self, row: int, now_s: float) -> float:
+        since_s, index, rise, lower, level = self._pieces[row]
+        return index + rise * (math.log2(now_s - since_s) + 0.5 - lower) + level
 
     def _piece(self, found: _Class, now_s: float) -> _Piece:
         """The piece of a class's oldest, which has one; says when it ends."""
