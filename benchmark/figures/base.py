@@ -32,7 +32,7 @@ class Scale:
 
     def __post_init__(self) -> None:
         if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}, must be 0 or more")
+            raise ValueError(f"seed must be 0 or more, got {self.seed}")
         if min(self.num_sessions, self.num_chats, self.num_seeds) < 1:
             raise ValueError(f"{self} must have counts of at least 1")
 

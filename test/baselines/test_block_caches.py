@@ -210,13 +210,13 @@ def test_a_cache_of_one_block_holds_the_last_one(name: str) -> None:
 @pytest.mark.parametrize("capacity", [0, -3])
 @pytest.mark.parametrize(("name", "least"), [("lru-block", 1), ("lfu", 1), ("s3fifo", 2)])
 def test_a_capacity_without_a_block_is_one_clear_line(name: str, least: int, capacity: int) -> None:
-    message = f"^{name}: the capacity in blocks is {capacity}, expected at least {least}$"
+    message = f"^{name}: the capacity in blocks must be at least {least}, got {capacity}$"
     with pytest.raises(ValueError, match=message):
         make(name, capacity)
 
 
 def test_s3fifo_refuses_the_capacity_that_leaves_a_queue_without_a_block() -> None:
-    with pytest.raises(ValueError, match=r"^s3fifo: the capacity in blocks is 1, expected at least 2$"):
+    with pytest.raises(ValueError, match=r"^s3fifo: the capacity in blocks must be at least 2, got 1$"):
         make("s3fifo", 1)
 
 

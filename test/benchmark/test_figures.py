@@ -239,5 +239,5 @@ def test_a_scale_without_sessions_is_refused(field: str) -> None:
 
 
 def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match="seed is -1"):
+    with pytest.raises(ValueError, match="seed must be 0 or more, got -1"):
         Scale(seed=-1)

@@ -108,7 +108,7 @@ def test_without_matplotlib_one_line_names_the_extra(
     [
         (["--only", "6"], "'6' is no figure: give some of table-1, 3a"),
         (["--only", ""], "'' is no figure"),
-        (["--seed", "-1"], "seed is -1, must be 0 or more"),
+        (["--seed", "-1"], "seed must be 0 or more, got -1"),
         (["--json", "nowhere/all.json"], "--json nowhere/all.json: the folder nowhere does not exist"),
     ],
 )

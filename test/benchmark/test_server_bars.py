@@ -128,7 +128,7 @@ def test_every_model_and_amount_of_memory_has_a_row_and_the_summary_is_over_all(
         (["--memory", "0"], "--memory must be a number above 0, got 0.0"),
         (["--num-requests", "0"], "--num-requests must be 1 or more, got 0"),
         (["--processes", "0"], "--processes must be 1 or more, got 0"),
-        (["--session-rate", "-1"], "session_rate is -1.0"),
+        (["--session-rate", "-1"], "session_rate must be a number of sessions a second, 1e-09 or more, got -1.0"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

@@ -204,9 +204,9 @@ def test_a_mark_of_another_kind_is_named_in_one_line(value: object, shown: str) 
     message = {"role": "user", "content": "x", "cache_control": value}
     part = {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "cache_control": value}]}
     for wrong, where in ((message, "messages[1]"), (part, "messages[1].content[1]")):
-        with pytest.raises(ValueError, match="expected") as refused:
+        with pytest.raises(ValueError, match="must be") as refused:
             list(marks_of([{"role": "user", "content": "x"}, wrong]))
-        assert str(refused.value) == f'{where}.cache_control is {shown}, expected {{"type": "ephemeral"}}'
+        assert str(refused.value) == f'{where}.cache_control must be {{"type": "ephemeral"}}, got {shown}'
 
 
 def test_a_mark_may_say_more_than_its_type() -> None:

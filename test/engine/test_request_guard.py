@@ -47,30 +47,30 @@ def validate(manager: Any = MANAGER, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"input_ids": [5, 100]}, "input_ids[1] is 100, expected a token id from 0 to 99"),
-        ({"input_ids": [-1]}, "input_ids[0] is -1, expected a token id from 0 to 99"),
+        ({"input_ids": [5, 100]}, "input_ids[1] must be a token id from 0 to 99, got 100"),
+        ({"input_ids": [-1]}, "input_ids[0] must be a token id from 0 to 99, got -1"),
         # A model that sees nothing leaves an image out, and looks its prompt up as it is.
-        ({"input_ids": [100], "image_data": "x"}, "input_ids[0] is 100, expected a token id from 0 to 99"),
-        ({"input_ids": [100], "lora_path": ""}, "input_ids[0] is 100, expected a token id from 0 to 99"),
+        ({"input_ids": [100], "image_data": "x"}, "input_ids[0] must be a token id from 0 to 99, got 100"),
+        ({"input_ids": [100], "lora_path": ""}, "input_ids[0] must be a token id from 0 to 99, got 100"),
         (
             {"return_logprob": True, "logprob_start_len": -5},
-            "logprob_start_len is -5, expected a position in the prompt, or -1 for its end",
+            "logprob_start_len must be a position in the prompt, or -1 for its end, got -5",
         ),
         (
             {"return_logprob": True, "logprob_start_len": [0]},
-            "logprob_start_len is [0], expected a position in the prompt, or -1 for its end",
+            "logprob_start_len must be a position in the prompt, or -1 for its end, got [0]",
         ),
-        ({"top_logprobs_num": [1]}, "top_logprobs_num is [1], expected 0 to 100, the vocabulary's size"),
-        ({"top_logprobs_num": 101}, "top_logprobs_num is 101, expected 0 to 100, the vocabulary's size"),
+        ({"top_logprobs_num": [1]}, "top_logprobs_num must be 0 to 100, the vocabulary's size, got [1]"),
+        ({"top_logprobs_num": 101}, "top_logprobs_num must be 0 to 100, the vocabulary's size, got 101"),
         (
             {"sampling_params": {"top_k": 10**12}},
-            "top_k is 1000000000000, expected at most 2147483647, or -1 for the whole vocabulary",
+            "top_k must be at most 2147483647, or -1 for the whole vocabulary, got 1000000000000",
         ),
         (
             {**SCORED, "token_indices_to_pool": [1, 3]},
-            "token_indices_to_pool is [1, 3], expected positions from 0 to 2",
+            "token_indices_to_pool must be positions from 0 to 2, got [1, 3]",
         ),
-        ({**SCORED, "token_indices_to_pool": []}, "token_indices_to_pool is [], expected positions from 0 to 2"),
+        ({**SCORED, "token_indices_to_pool": []}, "token_indices_to_pool must be positions from 0 to 2, got []"),
         (
             {**SCORED, "token_indices_to_pool": [1], "logprob_start_len": -1},
             "token_indices_to_pool is only supported with return_logprob and a logprob_start_len of 0",
@@ -78,19 +78,19 @@ def validate(manager: Any = MANAGER, **fields: Any) -> dict[str, Any]:
         *(
             (
                 {"positional_embed_overrides": value},
-                f"positional_embed_overrides is {value}, expected tensors, which no JSON holds",
+                f"positional_embed_overrides must be tensors, which no JSON holds, got {value}",
             )
             for value in (5, [], {"embeds": [[1.0]], "positions": [0]})
         ),
-        ({"session_params": [1]}, "session_params is [1], expected an object"),
-        ({"session_params": {"id": ["s"]}}, "session_params.id is ['s'], expected a string"),
-        ({"session_params": {"id": "s", "rid": {}}}, "session_params.rid is {}, expected a string"),
+        ({"session_params": [1]}, "session_params must be an object, got [1]"),
+        ({"session_params": {"id": ["s"]}}, "session_params.id must be a string, got ['s']"),
+        ({"session_params": {"id": "s", "rid": {}}}, "session_params.rid must be a string, got {}"),
         (
             {"session_params": {"id": "s", "rid": "r", "offset": 1.5}},
-            "session_params.offset is 1.5, expected an integer",
+            "session_params.offset must be an integer, got 1.5",
         ),
-        ({"session_id": ["s"]}, "session_id is ['s'], expected a string"),
-        ({"priority": "high"}, "priority is 'high', expected an integer"),
+        ({"session_id": ["s"]}, "session_id must be a string, got ['s']"),
+        ({"priority": "high"}, "priority must be an integer, got 'high'"),
     ],
 )
 def test_what_would_end_the_scheduler_is_refused_in_a_line_that_names_it(fields: dict[str, Any], line: str) -> None:
@@ -135,7 +135,7 @@ def test_a_prompt_that_may_be_cut_is_not_scored_at_positions(chunk_tokens: int |
 
 def test_an_empty_prompt_is_refused_outside_a_session() -> None:
     obj = request_of()
-    with pytest.raises(ValueError, match=r"^the prompt is empty, expected at least one token$"):
+    with pytest.raises(ValueError, match=r"^the prompt must have at least one token, got none$"):
         refuse_unanswerable(None, MANAGER, obj, [])
 
 
@@ -162,7 +162,7 @@ def test_more_answers_than_one_body_gets_are_refused_before_they_are_written_out
     most = MAX_ANSWERS // num_prompts
     for wrap in (lambda params: params, lambda params: [params] * num_prompts):
         around_normalize(normalized.append, GenerateReqInput(**fields, sampling_params=wrap({"n": most})))
-        line = f"n is {most + 1} for {num_prompts} prompt(s), expected at most {MAX_ANSWERS} answers a request"
+        line = f"n must give at most {MAX_ANSWERS} answers a request, got {most + 1} for {num_prompts} prompt(s)"
         with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
             around_normalize(normalized.append, GenerateReqInput(**fields, sampling_params=wrap({"n": most + 1})))
     assert len(normalized) == 2
@@ -171,14 +171,14 @@ def test_more_answers_than_one_body_gets_are_refused_before_they_are_written_out
 @pytest.mark.parametrize(
     ("input_ids", "line"),
     [
-        ([[[1]]], "input_ids[0] is [1], expected a token id, an integer"),
-        ([[5, 6], [7, [8]]], "input_ids[1] is [8], expected a token id, an integer"),
-        ([5, [6]], "input_ids[1] is [6], expected a token id, an integer"),
-        ([[5, 1.5]], "input_ids[1] is 1.5, expected a token id, an integer"),
-        ([[None]], "input_ids[0] is None, expected a token id, an integer"),
-        ([[5], 6], "input_ids has 6, expected a list of token ids"),
-        (["ab"], "input_ids has 'ab', expected a list of token ids"),
-        ({"5": 6}, "input_ids has {'5': 6}, expected a list of token ids"),
+        ([[[1]]], "input_ids[0] must be a token id, an integer, got [1]"),
+        ([[5, 6], [7, [8]]], "input_ids[1] must be a token id, an integer, got [8]"),
+        ([5, [6]], "input_ids[1] must be a token id, an integer, got [6]"),
+        ([[5, 1.5]], "input_ids[1] must be a token id, an integer, got 1.5"),
+        ([[None]], "input_ids[0] must be a token id, an integer, got None"),
+        ([[5], 6], "input_ids must hold lists of token ids, got 6"),
+        (["ab"], "input_ids must hold lists of token ids, got 'ab'"),
+        ({"5": 6}, "input_ids must hold lists of token ids, got {'5': 6}"),
     ],
 )
 def test_ids_that_are_no_integers_are_refused_in_a_line_that_names_them(input_ids: Any, line: str) -> None:

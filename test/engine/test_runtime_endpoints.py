@@ -232,4 +232,4 @@ def test_a_session_goes_on_over_a_flush_until_it_is_closed(
 def test_ids_that_an_endpoint_lets_through_as_they_are_get_400(server: ServerProcess) -> None:
     response = call(server.url, "POST", "/vertex_generate", {"instances": [{"input_ids": [[[1]]]}]})
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "input_ids[0] is [[1]], expected a token id, an integer"
+    assert response.json()["error"]["message"] == "input_ids[0] must be a token id, an integer, got [[1]]"

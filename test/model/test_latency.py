@@ -192,5 +192,5 @@ def test_devices_are_found_by_name_and_unknown_ones_refused_with_the_known() -> 
     assert device("H100") is DEVICES["h100"]
     with pytest.raises(ValueError, match=r"unknown device 'tpu', known are a100-40gb, a100, .*h200"):
         device("tpu")
-    with pytest.raises(ValueError, match=r"device broken: bytes_per_s is 0, expected more than 0"):
+    with pytest.raises(ValueError, match=r"device broken: bytes_per_s must be more than 0, got 0"):
         DeviceProfile("broken", 1.0, 0, 1.0, 0.0)

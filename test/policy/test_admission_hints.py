@@ -20,24 +20,24 @@ def test_beyond_the_limit_the_shallowest_are_kept_and_the_others_counted() -> No
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("12", "is '12'"),
-        (12, "is 12"),
-        (None, "is None"),
-        ({"at": 12}, "is {'at': 12}"),
-        ([12.0], "has 12.0 at 0"),
-        ([3, "12"], "has '12' at 1"),
-        ([3, None], "has None at 1"),
-        ([True], "has True at 0"),
-        ([[3]], "has [3] at 0"),
-        ([0], "has 0 at 0"),
-        ([-2], "has -2 at 0"),
-        ([5, 51], "has 51 at 1"),
-        ([10**40], "has 1000000000000000000000000000000000000000... at 0"),
-        ("x" * 1000, f"is '{'x' * 39}..."),
+        ("12", "'12'"),
+        (12, "12"),
+        (None, "None"),
+        ({"at": 12}, "{'at': 12}"),
+        ([12.0], "12.0 at 0"),
+        ([3, "12"], "'12' at 1"),
+        ([3, None], "None at 1"),
+        ([True], "True at 0"),
+        ([[3]], "[3] at 0"),
+        ([0], "0 at 0"),
+        ([-2], "-2 at 0"),
+        ([5, 51], "51 at 1"),
+        ([10**40], "1000000000000000000000000000000000000000... at 0"),
+        ("x" * 1000, f"'{'x' * 39}..."),
     ],
 )
 def test_what_is_no_list_of_positions_is_named_beside_what_is_expected(value: object, says: str) -> None:
-    with pytest.raises(ValueError, match="expected") as refused:
+    with pytest.raises(ValueError, match="must be") as refused:
         hints_of(value, 50)
     line = str(refused.value)
-    assert line == f"{says}, expected a list of integers from 1 to 50, the prompt's length, or -1 for its end"
+    assert line == f"must be a list of integers from 1 to 50, the prompt's length, or -1 for its end, got {says}"

@@ -95,7 +95,7 @@ def test_every_reader_takes_the_options_as_they_are_and_those_that_it_names(form
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--session-rate", "0"), "session_rate is 0.0, must be a number of sessions a second, 1e-09 or more"),
+        (("--session-rate", "0"), "session_rate must be a number of sessions a second, 1e-09 or more, got 0.0"),
         (("--tokenizer", "t.json"), "--tokenizer: a drawn trace is read from no file"),
         (("--format", "mooncake"), "--format: a drawn trace is read from no file"),
     ],

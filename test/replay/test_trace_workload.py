@@ -134,14 +134,20 @@ def test_blocks_are_those_of_the_token_trace() -> None:
     ("make", "says"),
     [
         (lambda: preset("vhs"), "workload 'vhs' is not known, must be one of chat-short"),
-        (lambda: Demand(0, 1.0), "num_sessions is 0"),
-        (lambda: Demand(1, 0.0), "session_rate is 0.0"),
-        (lambda: Demand(1, 1.0, -1), "seed is -1"),
-        (lambda: Pace(-1.0), "think_time_s is -1.0"),
-        (lambda: Pace(1.0, evenness=0.0), "evenness is 0.0"),
+        (lambda: Demand(0, 1.0), "^num_sessions must be at least 1, got 0$"),
+        (lambda: Demand(1, 0.0), "^session_rate must be a number of .*, got 0.0$"),
+        (lambda: Demand(1, 1.0, -1), "^seed must be 0 or more, got -1$"),
+        (lambda: Pace(-1.0), "^think_time_s must be 0 or more seconds, got -1.0$"),
+        (lambda: Pace(1.0, evenness=0.0), "^evenness must be a positive number, got 0.0$"),
         (lambda: Skewed(1.0, 1.0, 5, 9), "must have 0 <= minimum <= mean <= maximum"),
-        (lambda: dataclasses.replace(preset("agent-drop"), keep_observations=0), "keep_observations is 0"),
-        (lambda: generate(preset("wildchat"), Demand(1, 1.0), unit_tokens=0), "block_tokens is 0"),
+        (
+            lambda: dataclasses.replace(preset("agent-drop"), keep_observations=0),
+            "^keep_observations must be at least 1, got 0$",
+        ),
+        (
+            lambda: generate(preset("wildchat"), Demand(1, 1.0), unit_tokens=0),
+            "^block_tokens must be at least 1, got 0$",
+        ),
     ],
 )
 def test_a_demand_that_makes_no_sense_is_one_line(make: object, says: str) -> None:

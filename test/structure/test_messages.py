@@ -23,6 +23,8 @@ OTHERWISE: Final = r"^(?:GET|marconi top|sum) |, page (?:1|\.\.\.), "
 VALUE: Final = "\0"
 MIN_CHARACTERS: Final = 16
 """A shorter string of the code says nothing by itself."""
+OTHER_FORM: Final = re.compile(r"\b(?:is|has|holds) \{[^\n]*\}, (?:expected|must be) ")
+"""An error in another form than "must be X, got Y"."""
 
 
 def text_of(node: ast.AST) -> str:
@@ -114,3 +116,18 @@ def test_a_line_that_is_not_in_the_code_is_found(code: set[str]) -> None:
     assert not any(has(text, wrong) for text in code)
     assert has("--x \0 is not supported: \0", "... is not supported: ...")
     assert not has("\0 is not supported", "... must be supported ...")
+
+
+def test_an_error_says_what_must_be_and_then_what_it_got() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sorted((ROOT / "python").rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if OTHER_FORM.search(line)
+    ]
+    assert not found
+
+
+def test_an_error_in_another_form_is_found() -> None:
+    assert OTHER_FORM.search('raise ValueError(f"{name} is {value!r}, expected a list")')
+    assert not OTHER_FORM.search('raise ValueError(f"{name} must be a list, got {value!r}")')

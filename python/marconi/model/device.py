@@ -33,9 +33,9 @@ class DeviceProfile:
     def __post_init__(self) -> None:
         for what in ("flops_per_s", "bytes_per_s", "state_bytes_per_s", "host_bytes_per_s"):
             if not getattr(self, what) > 0:
-                raise ValueError(f"device {self.name}: {what} is {getattr(self, what)}, expected more than 0")
+                raise ValueError(f"device {self.name}: {what} must be more than 0, got {getattr(self, what)}")
         if not self.overhead_s >= 0:
-            raise ValueError(f"device {self.name}: overhead_s is {self.overhead_s}, expected at least 0")
+            raise ValueError(f"device {self.name}: overhead_s must be at least 0, got {self.overhead_s}")
 
 
 def _of_data_sheet(

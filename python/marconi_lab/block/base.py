@@ -25,7 +25,7 @@ class BlockCache(ABC):
     def __init__(self, capacity_blocks: int) -> None:
         if capacity_blocks < self.min_capacity_blocks:
             least = self.min_capacity_blocks
-            raise ValueError(f"{self.name}: the capacity in blocks is {capacity_blocks}, expected at least {least}")
+            raise ValueError(f"{self.name}: the capacity in blocks must be at least {least}, got {capacity_blocks}")
         self.capacity_blocks = capacity_blocks
 
     @abstractmethod

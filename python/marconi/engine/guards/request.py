@@ -57,11 +57,11 @@ def require_prompt(manager: Any, obj: Any, input_ids: list[int] | None, *, in_se
     if not input_ids:
         if in_session:
             return
-        raise ValueError("the prompt is empty, expected at least one token")
+        raise ValueError("the prompt must have at least one token, got none")
     vocab_size = manager.model_config.vocab_size
     if not getattr(obj, "lora_path", None) and (min(input_ids) < 0 or max(input_ids) >= vocab_size):
         index, token_id = next((i, t) for i, t in enumerate(input_ids) if not 0 <= t < vocab_size)
-        raise ValueError(f"input_ids[{index}] is {token_id}, expected a token id from 0 to {vocab_size - 1}")
+        raise ValueError(f"input_ids[{index}] must be a token id from 0 to {vocab_size - 1}, got {token_id}")
 
 
 def require_ids(input_ids: object) -> None:
@@ -72,28 +72,28 @@ def require_ids(input_ids: object) -> None:
     prompts: Any = input_ids if is_batch else [input_ids]
     for prompt in prompts:
         if not isinstance(prompt, list | array):
-            raise ValueError(f"input_ids has {prompt!r:.80}, expected a list of token ids")
+            raise ValueError(f"input_ids must hold lists of token ids, got {prompt!r:.80}")
         if not all(hasattr(kind, "__index__") for kind in set(map(type, prompt))):
             index, token = next((i, t) for i, t in enumerate(prompt) if not hasattr(t, "__index__"))
-            raise ValueError(f"input_ids[{index}] is {token!r:.80}, expected a token id, an integer")
+            raise ValueError(f"input_ids[{index}] must be a token id, an integer, got {token!r:.80}")
 
 
 def require_logprobs(obj: Any, vocab_size: int) -> None:
     """Raise `ValueError` for log-probabilities that there are none of."""
     num_top = getattr(obj, "top_logprobs_num", 0) or 0
     if not isinstance(num_top, int) or not 0 <= num_top <= vocab_size:
-        raise ValueError(f"top_logprobs_num is {num_top}, expected 0 to {vocab_size}, the vocabulary's size")
+        raise ValueError(f"top_logprobs_num must be 0 to {vocab_size}, the vocabulary's size, got {num_top}")
     if getattr(obj, "return_logprob", False):
         start = getattr(obj, "logprob_start_len", -1)
         if not isinstance(start, int) or start < -1:
-            raise ValueError(f"logprob_start_len is {start}, expected a position in the prompt, or -1 for its end")
+            raise ValueError(f"logprob_start_len must be a position in the prompt, or -1 for its end, got {start}")
 
 
 def require_sampling(params: Mapping[str, Any]) -> None:
     """Raise `ValueError` for what SGLang cannot hold in a tensor."""
     top_k = params.get("top_k")
     if isinstance(top_k, int) and top_k > MAX_INT32:
-        raise ValueError(f"top_k is {top_k}, expected at most {MAX_INT32}, or -1 for the whole vocabulary")
+        raise ValueError(f"top_k must be at most {MAX_INT32}, or -1 for the whole vocabulary, got {top_k}")
 
 
 def require_scoring(manager: Any, obj: Any, num_prompt_tokens: int) -> None:
@@ -115,7 +115,7 @@ def require_scoring(manager: Any, obj: Any, num_prompt_tokens: int) -> None:
         type(position) is not int or not 0 <= position < num_prompt_tokens for position in positions
     ):
         raise ValueError(
-            f"token_indices_to_pool is {positions!r:.80}, expected positions from 0 to {num_prompt_tokens - 1}"
+            f"token_indices_to_pool must be positions from 0 to {num_prompt_tokens - 1}, got {positions!r:.80}"
         )
     if not obj.return_logprob or obj.logprob_start_len != 0:
         raise ValueError("token_indices_to_pool is only supported with return_logprob and a logprob_start_len of 0")
@@ -127,18 +127,18 @@ def require_overrides(obj: Any) -> None:
 
     overrides = getattr(obj, "positional_embed_overrides", None)
     if overrides is not None and not isinstance(overrides, PositionalEmbeds):
-        raise ValueError(f"positional_embed_overrides is {overrides!r:.80}, expected tensors, which no JSON holds")
+        raise ValueError(f"positional_embed_overrides must be tensors, which no JSON holds, got {overrides!r:.80}")
 
 
 def require_session(session: object) -> None:
     """Raise `ValueError` for `session_params` that SGLang looks up or cuts at, and cannot."""
     if not isinstance(session, dict):
-        raise ValueError(f"session_params is {session!r:.80}, expected an object")
+        raise ValueError(f"session_params must be an object, got {session!r:.80}")
     for name in ("id", "rid"):
         if not isinstance(session.get(name), str | None):
-            raise ValueError(f"session_params.{name} is {session[name]!r:.80}, expected a string")
+            raise ValueError(f"session_params.{name} must be a string, got {session[name]!r:.80}")
     if session.get("rid") is not None and not isinstance(session.get("offset"), int | None):
-        raise ValueError(f"session_params.offset is {session['offset']!r:.80}, expected an integer")
+        raise ValueError(f"session_params.offset must be an integer, got {session['offset']!r:.80}")
 
 
 def require_names(obj: Any) -> None:
@@ -146,7 +146,7 @@ def require_names(obj: Any) -> None:
     for name, kind, expected in (("session_id", str, "a string"), ("priority", int, "an integer")):
         value = getattr(obj, name, None)
         if value is not None and not isinstance(value, kind):
-            raise ValueError(f"{name} is {value!r:.80}, expected {expected}")
+            raise ValueError(f"{name} must be {expected}, got {value!r:.80}")
 
 
 def leave_out_unreachable_stops(params: dict[str, Any], vocab_size: int) -> None:
@@ -170,6 +170,6 @@ def around_normalize(normalize: Callable[[Any], None], obj: Any) -> None:
         num_prompts = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
         if num_samples * num_prompts > MAX_ANSWERS:
             raise ValueError(
-                f"n is {num_samples} for {num_prompts} prompt(s), expected at most {MAX_ANSWERS} answers a request"
+                f"n must give at most {MAX_ANSWERS} answers a request, got {num_samples} for {num_prompts} prompt(s)"
             )
     normalize(obj)

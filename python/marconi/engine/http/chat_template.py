@@ -101,7 +101,7 @@ def _is_marked(marked: Mapping[str, Any], where: str) -> bool:
     if not isinstance(value, Mapping) or value.get("type") != _TYPE:
         shown = json.dumps(value, ensure_ascii=False)
         expected = json.dumps({"type": _TYPE})
-        raise ValueError(f"{where}.{FIELD} is {shown[:80]}, expected {expected}")
+        raise ValueError(f"{where}.{FIELD} must be {expected}, got {shown[:80]}")
     return True
 
 

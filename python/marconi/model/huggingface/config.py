@@ -29,28 +29,28 @@ class Config:
         """The first of `names` that is there, else `default`; `ValueError` if there is neither, or no whole number."""
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{self.source}: {name} is {value!r}, expected a whole number that is not negative")
+            raise ValueError(f"{self.source}: {name} must be a whole number that is not negative, got {value!r}")
         return value
 
     def positive(self, *names: str, default: int | None = None) -> int:
         """Read an integer above 0; errors like `integer`."""
         value = self.integer(*names, default=default)
         if not value:
-            raise ValueError(f"{self.source}: {names[0]} is 0, expected a positive whole number")
+            raise ValueError(f"{self.source}: {names[0]} must be a positive whole number, got 0")
         return value
 
     def text(self, *names: str, default: str | None = None) -> str:
         """Read a string; errors like `integer`."""
         name, value = self._first(names, default)
         if not isinstance(value, str):
-            raise ValueError(f"{self.source}: {name} is {value!r}, expected a string")
+            raise ValueError(f"{self.source}: {name} must be a string, got {value!r}")
         return value
 
     def sequence(self, *names: str, default: list[Any] | None = None) -> list[Any]:
         """Read a list; errors like `integer`."""
         name, value = self._first(names, default)
         if not isinstance(value, list):
-            raise ValueError(f"{self.source}: {name} is {value!r}, expected a list")
+            raise ValueError(f"{self.source}: {name} must be a list, got {value!r}")
         return value
 
     def indices(self, *names: str, default: list[Any] | None = None) -> set[int]:
@@ -58,7 +58,7 @@ class Config:
         values = self.sequence(*names, default=default)
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ValueError(f"{self.source}: {names[0]} holds {value!r}, expected whole numbers")
+                raise ValueError(f"{self.source}: {names[0]} must hold whole numbers, got {value!r}")
         return set(values)
 
     def number(self, name: str, *, default: float) -> float:
@@ -67,7 +67,7 @@ class Config:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.source}: {name} is {value!r}, expected a number")
+            raise ValueError(f"{self.source}: {name} must be a number, got {value!r}")
         return float(value)
 
     def require_known(self, field: str, values: list[Any], known: tuple[str, ...]) -> None:
@@ -80,7 +80,7 @@ class Config:
         """The object under `name`; `ValueError` if it is not one."""
         _, value = self._first((name,), None)
         if not isinstance(value, dict):
-            raise ValueError(f"{self.source}: {name} is {value!r}, expected an object")
+            raise ValueError(f"{self.source}: {name} must be an object, got {value!r}")
         return Config(value, f"{self.source}: {name}")
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -100,7 +100,7 @@ class Config:
 
     def unexpected(self, field: str, value: object, known: tuple[str, ...]) -> ValueError:
         """The error for a `value` of `field` that is none of `known`."""
-        return ValueError(f"{self.source}: {field} holds {value!r}, expected one of {', '.join(known)}")
+        return ValueError(f"{self.source}: {field} must hold {', '.join(known)} alone, got {value!r}")
 
     def _first(self, names: tuple[str, ...], default: object) -> tuple[str, object]:
         for name in names:
@@ -135,5 +135,5 @@ def read(path: Path) -> Config:
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise ValueError(f"{file} holds a JSON {type(fields).__name__}, expected an object")
+        raise ValueError(f"{file} must hold a JSON object, got a {type(fields).__name__}")
     return from_mapping(fields, str(file))

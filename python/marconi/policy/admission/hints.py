@@ -25,16 +25,16 @@ class Hints(NamedTuple):
 def hints_of(value: object, num_prompt_tokens: int) -> Hints:
     """The hints in `value` for a prompt of that length.
 
-    Raises `ValueError`, in one line that says what is expected, for anything but a list of integers within the prompt.
+    Raises `ValueError`, in one line that begins with "must be", for anything but a list of integers within the prompt.
     """
-    expected = f"expected a list of integers from 1 to {num_prompt_tokens}, the prompt's length, or -1 for its end"
+    must = f"must be a list of integers from 1 to {num_prompt_tokens}, the prompt's length, or -1 for its end"
     if not isinstance(value, list | tuple):
-        raise ValueError(f"is {_shown(value)}, {expected}")
+        raise ValueError(f"{must}, got {_shown(value)}")
     positions = set()
     for index, position in enumerate(value):
         # A boolean is an integer to Python, and to nobody who writes one.
         if type(position) is not int or not (1 <= position <= num_prompt_tokens or position == END):
-            raise ValueError(f"has {_shown(position)} at {index}, {expected}")
+            raise ValueError(f"{must}, got {_shown(position)} at {index}")
         positions.add(num_prompt_tokens if position == END else position)
     rising = sorted(positions)
     return Hints(tuple(rising[:MAX_HINTS]), tuple(rising[MAX_HINTS:]))

@@ -18,7 +18,7 @@ def check_session_rate(session_rate: float) -> None:
     """Raise `ValueError` unless it is a number of sessions a second."""
     if not MIN_SESSION_RATE <= session_rate < math.inf:
         raise ValueError(
-            f"session_rate is {session_rate}, must be a number of sessions a second, {MIN_SESSION_RATE} or more"
+            f"session_rate must be a number of sessions a second, {MIN_SESSION_RATE} or more, got {session_rate}"
         )
 
 
@@ -43,11 +43,11 @@ class Pace:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.think_time_s) and self.think_time_s >= 0):
-            raise ValueError(f"think_time_s is {self.think_time_s}, must be 0 or more seconds")
+            raise ValueError(f"think_time_s must be 0 or more seconds, got {self.think_time_s}")
         if not self.answer_tokens_per_s > 0:
-            raise ValueError(f"answer_tokens_per_s is {self.answer_tokens_per_s}, must be positive")
+            raise ValueError(f"answer_tokens_per_s must be positive, got {self.answer_tokens_per_s}")
         if not (math.isfinite(self.evenness) and self.evenness > 0):
-            raise ValueError(f"evenness is {self.evenness}, must be a positive number")
+            raise ValueError(f"evenness must be a positive number, got {self.evenness}")
 
     def gap_s(self, num_output_tokens: int, rng: np.random.Generator) -> float:
         """Seconds from a request with `num_output_tokens` to the next of its session."""

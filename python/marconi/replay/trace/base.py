@@ -82,13 +82,13 @@ class ReadOptions:
     def __post_init__(self) -> None:
         for name, value in (("block_tokens", self.block_tokens), ("max_sessions", self.max_sessions)):
             if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, must be at least 1")
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if self.session_rate is not None:
             check_session_rate(self.session_rate)
         if not (math.isfinite(self.think_time_s) and self.think_time_s >= 0):
-            raise ValueError(f"think_time_s is {self.think_time_s}, must be 0 or more seconds")
+            raise ValueError(f"think_time_s must be 0 or more seconds, got {self.think_time_s}")
         if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}, must be 0 or more")
+            raise ValueError(f"seed must be 0 or more, got {self.seed}")
 
 
 class ReadProgress:

@@ -18,7 +18,7 @@ def in_blocks(trace: Trace, block_tokens: int) -> Trace:
     if trace.unit_tokens != 1:
         raise ValueError(f"{trace.name} has units of {trace.unit_tokens} tokens, must be a trace of single tokens")
     if block_tokens < 1:
-        raise ValueError(f"block_tokens is {block_tokens}, must be at least 1")
+        raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
     numbers = DenseIds()
     return dataclasses.replace(
         trace,

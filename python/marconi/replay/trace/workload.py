@@ -77,7 +77,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.keep_observations is not None and self.keep_observations < 1:
-            raise ValueError(f"keep_observations is {self.keep_observations}, must be at least 1")
+            raise ValueError(f"keep_observations must be at least 1, got {self.keep_observations}")
         if self.first_prompt.minimum < 1 or self.turns.minimum < 1:
             raise ValueError(f"{self.name}: a session must have a turn and a first prompt of at least one token")
 
@@ -93,10 +93,10 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.num_sessions < 1:
-            raise ValueError(f"num_sessions is {self.num_sessions}, must be at least 1")
+            raise ValueError(f"num_sessions must be at least 1, got {self.num_sessions}")
         check_session_rate(self.session_rate)
         if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}, must be 0 or more")
+            raise ValueError(f"seed must be 0 or more, got {self.seed}")
 
 
 def generate(workload: Workload, demand: Demand, unit_tokens: int = 1) -> Trace:
