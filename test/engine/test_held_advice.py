@@ -76,6 +76,7 @@ def checked(*argv: str, model: str = GDN, machine: Machine | None = None) -> Che
     [
         (("--disaggregation-mode", "prefill"), True),
         (("--disaggregation-mode", "prefill", "--enable-hierarchical-cache"), False),
+        (("--speculative-algorithm", "NEXTN", "--enable-hierarchical-cache"), False),
         (("--speculative-algorithm", "NEXTN", "--marconi-admission", "chunk-end"), False),
         (("--enable-hierarchical-cache",), False),
     ],

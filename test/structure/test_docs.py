@@ -139,7 +139,16 @@ def test_a_name_that_is_not_in_the_code_is_found() -> None:
     assert is_there("tree.RadixTree.num_tokens")
     assert is_there("engine.cache.tick.Tick")
     assert not [
-        name for name in ("engine.tick.Tick", "tree.Node.age", "tree.Shrub", "shrub", "model.load.it") if is_there(name)
+        name
+        for name in (
+            "engine.cache.tick.Tack",
+            "engine.tick.Tick",
+            "tree.Node.age",
+            "tree.Shrub",
+            "shrub",
+            "model.load.it",
+        )
+        if is_there(name)
     ]
 
 

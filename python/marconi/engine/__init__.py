@@ -12,5 +12,5 @@
     reports        status, metrics, explanations, the record, the page
 
 It holds no policy decision; every change of upstream stands in `upstream.toml` and, for readers, in `UPSTREAM.md`. Only
-`marconi_cpu` and `marconi_cpu.demo` import `sglang` besides, and this package imports neither.
+`marconi.check` and `marconi_cpu` import `sglang` besides, and this package imports neither.
 """

@@ -85,6 +85,13 @@ def log2_worth(log2_index: Sequence[float], level: int, age_s: float) -> float:
     return index + rise * (place - lower) + level / LEVELS_PER_OCTAVE
 
 
+def _weigh(pieces: Sequence[_Piece], now_s: float) -> list[float]:
+    log2 = math.log2
+    return [
+        index + rise * (log2(now_s - since_s) + 0.5 - lower) + level for since_s, index, rise, lower, level in pieces
+    ]
+
+
 class _Class:
     """The nodes of one stratum and level."""
 
@@ -278,11 +285,7 @@ class AgeingClasses:
             self._place([found for found in self._rows if now_s >= found.until_s], now_s)
         elif now_s == self._now_s:
             return
-        log2 = math.log2
-        self._worths = [
-            index + rise * (log2(now_s - since_s) + 0.5 - lower) + level
-            for since_s, index, rise, lower, level in self._pieces
-        ]
+        self._worths = _weigh(self._pieces, now_s)
         self._now_s = now_s
 
     def _look_at(self, found: _Class, now_s: float) -> None:
@@ -297,11 +300,11 @@ class AgeingClasses:
                 found.row = len(self._rows)
                 self._rows.append(found)
                 self._pieces.append(self._piece(found, now_s))
-                self._worths.append(self._worth(found.row, now_s))
+                self._worths += _weigh(self._pieces[-1:], now_s)
                 self._bound(found)
             else:
                 self._pieces[found.row] = self._piece(found, now_s)
-                self._worths[found.row] = self._worth(found.row, now_s)
+                (self._worths[found.row],) = _weigh([self._pieces[found.row]], now_s)
             self._until_s = min(self._until_s, found.until_s)
 
     def _remove_row(self, found: _Class) -> None:
@@ -320,10 +323,6 @@ class AgeingClasses:
         for found in rows:
             self._pieces[found.row] = self._piece(found, now_s)
         self._until_s = min([found.until_s for found in self._rows], default=math.inf)
-
-    def _worth(self, row: int, now_s: float) -> float:
-        since_s, index, rise, lower, level = self._pieces[row]
-        return index + rise * (math.log2(now_s - since_s) + 0.5 - lower) + level
 
     def _piece(self, found: _Class, now_s: float) -> _Piece:
         """The piece of a class's oldest, which has one; says when it ends."""
