@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 
 VOCABULARY = range(3, 250)
-NUM_TOKENS = 12
+NUM_TOKENS = 6
 """Of an answer, unless a test asks for another number."""
 
 
@@ -30,9 +30,16 @@ def generate(
     body = _body(prompt, max_new_tokens)
     if checkpoints:
         body["sampling_params"]["custom_params"] = {"marconi_checkpoints": list(checkpoints)}
-    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
-    response.raise_for_status()
-    return _completion(response.json()["meta_info"])
+    return _completion(_meta(url, body))
+
+
+def likeliest_along(url: str, prompt: Sequence[int], token_ids: Sequence[int]) -> Completion:
+    """The likeliest token at each place of an answer, by `prompt` and what the answer has before it: one prefill."""
+    body = _body([*prompt, *token_ids[:-1]], 1) | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": 1}
+    meta = _meta(url, body)
+    places = [*meta["input_top_logprobs"][1:], *meta["output_top_logprobs"]]
+    logprobs, likeliest, _ = zip(*(place[0] for place in places), strict=True)
+    return Completion(tuple(likeliest), tuple(logprobs), meta["cached_tokens"])
 
 
 def stream(url: str, prompt: Sequence[int], *, max_new_tokens: int) -> Iterator[Completion]:
@@ -49,6 +56,12 @@ def stream(url: str, prompt: Sequence[int], *, max_new_tokens: int) -> Iterator[
 def _body(prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
     sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
     return {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True}
+
+
+def _meta(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
+    response.raise_for_status()
+    return dict(response.json()["meta_info"])
 
 
 def _completion(meta: dict[str, Any]) -> Completion:

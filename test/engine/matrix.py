@@ -21,12 +21,12 @@ OVERLAP, IN_TURN = "overlap", "in-turn"
 DATA_PARALLEL = "dp"
 LAZY = "extra_buffer_lazy"
 
-NGRAM: Final = ("--speculative-algorithm", "NGRAM")
+NGRAM: Final = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6")
 _NEXTN: Final = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3", "--speculative-eagle-topk")
 NEXTN: Final = (*_NEXTN, "1", "--speculative-num-draft-tokens", "4")
 TREE: Final = (*_NEXTN, "2", "--speculative-num-draft-tokens", "5")
 HOST: Final = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
-TIGHT_KV_TOKENS: Final = 2_560
+TIGHT_KV_TOKENS: Final = 1_280
 """Of the device in one pool and above a host tier, where requests are to evict each other's."""
 _TIGHT: Final = ("--max-total-tokens", str(TIGHT_KV_TOKENS))
 SERVER: Final = MATRIX_SERVER

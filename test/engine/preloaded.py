@@ -21,19 +21,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from marconi_cpu.demo.server_process import environment
 
 _MAX_MESSAGE_BYTES = 1 << 20
+_MODELS = ("qwen3", "nemotron_h", "llama.py")
+"""Files of SGLang's models that tests serve, by how they begin; it imports all, which takes longer than all else."""
 
 
 @contextmanager
 def preloaded(folder: Path) -> Iterator[tuple[str, ...]]:
     """The start of an entry point: before a script, or before `-m` and a module. Ready when the context is entered."""
     path = folder / "socket"
-    # Read when OpenMP is loaded: threads that wait for each other on shared cores must not spin (`cpu/platform.py`).
-    env = environment() | {"OMP_WAIT_POLICY": "PASSIVE"}
+    # Read when OpenMP is loaded. Two servers are asked at a time, on as many cores as both would compute on.
+    env = environment() | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, __file__, str(path)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -63,7 +66,9 @@ def serve(path: str) -> None:
     import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.detokenizer_manager
     import sglang.srt.managers.scheduler  # noqa: F401
+    from sglang.srt.plugins import hook_registry
 
+    hook_registry._propagate_patch = Bindings().replace
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
@@ -74,6 +79,46 @@ def serve(path: str) -> None:
                 if os.fork() == 0:
                     listener.close()
                     keep(client)
+
+
+class Bindings:
+    """Where modules have a value by a name of theirs: SGLang looks through all of them for each hook."""
+
+    def __init__(self) -> None:
+        self._num_names: dict[str, int] = {}
+        self._places: dict[int, set[tuple[str, str]]] = {}
+        self._learn()
+
+    def replace(self, original: object, wrapped: object, source: ModuleType) -> int:
+        """As `_propagate_patch`: in all modules but `source`; returns in how many places."""
+        self._learn()
+        places = {
+            (key, name)
+            for key, name in self._places.get(id(original), ())
+            if key in sys.modules and sys.modules[key] is not source and vars(sys.modules[key]).get(name) is original
+        }
+        for key, name in places:
+            setattr(sys.modules[key], name, wrapped)
+        # They may be hooked again.
+        self._places.setdefault(id(wrapped), set()).update(places)
+        return len(places)
+
+    def _learn(self) -> None:
+        """What modules have got since."""
+        for key, module in list(sys.modules.items()):
+            if isinstance(module, ModuleType) and self._num_names.get(key) != len(vars(module)):
+                self._num_names[key] = len(vars(module))
+                for name, value in list(vars(module).items()):
+                    self._places.setdefault(id(value), set()).add((key, name))
+
+
+def others() -> Iterator[str]:
+    """The models that no test serves."""
+    import sglang.srt
+
+    for path in Path(sglang.srt.__path__[0], "models").glob("*.py"):
+        if not path.name.startswith(_MODELS):
+            yield path.stem
 
 
 def keep(client: socket.socket) -> NoReturn:
@@ -102,6 +147,7 @@ def run(arguments: list[str], env: dict[str, str], folder: str) -> NoReturn:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
+    os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(others())
     multiprocessing.set_start_method("fork", force=True)
     # SGLang asks for processes that import everything once more.
     multiprocessing.set_start_method = lambda *_args, **_options: None  # type: ignore[assignment]

@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import marconi_cpu
 import sgl_kernel_ext
 
-from .client import NUM_TOKENS, Completion, generate
+from .client import NUM_TOKENS, Completion, generate, likeliest_along
 from .scenarios import Exchange, Scenario
 
 MAX_LOGPROB_DIFFERENCE = 1e-5
@@ -25,13 +26,16 @@ NUM_AT_ONCE = 8
 
 Asked = tuple[tuple[int, ...], int]
 """A prompt, and the tokens of its answer."""
+Answered = tuple[tuple[int, ...], tuple[int, ...]]
+"""A prompt, and an answer to it."""
 
 
 class Reference:
     """The answers of a model without a prefix cache: those of `kept`, and of a server that `start` returns the URL of.
 
     `kept` is a folder of answers to the same model by the same code (`digest_of`), a file each, which this adds to. The
-    server is asked for what is missing.
+    server is asked for what is missing: whether an answer is the likeliest all along, which takes one prefill of prompt
+    and answer, or for an answer, which takes a step a token.
     """
 
     def __init__(self, start: Callable[[], str], kept: Path):
@@ -50,12 +54,9 @@ class Reference:
 
     def answers(self, asked: Sequence[Asked]) -> list[Completion]:
         """The answer to each of `asked`, several of which are computed at once."""
-        self._answers |= {each: found for each in asked if each not in self._answers and (found := self._read(each))}
-        missing = [each for each in dict.fromkeys(asked) if each not in self._answers]
-        if missing:
-            url = self.url
-            with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-                self._answers |= zip(missing, pool.map(partial(self._generate, url), missing), strict=True)
+        missing = [each for each in dict.fromkeys(asked) if self._read(each) is None]
+        for each, completion in zip(missing, self._at_once(_answer, missing), strict=True):
+            self._keep(each, completion)
         return [self._answers[each] for each in asked]
 
     def require_same(self, scenario: Scenario, url: str, strategy: str) -> None:
@@ -68,41 +69,66 @@ class Reference:
 
     def divergences(self, exchanges: list[Exchange]) -> list[str]:
         """What differs between `exchanges` and the reference, a line for each answer that does."""
-        answers = self.answers([(exchange.prompt, len(exchange.completion.token_ids)) for exchange in exchanges])
-        found = []
-        for index, (exchange, expected) in enumerate(zip(exchanges, answers, strict=True)):
-            got = exchange.completion
-            where = f"request {index} ({len(exchange.prompt)} tokens, {got.num_cached_tokens} cached)"
-            if got.token_ids != expected.token_ids:
-                pairs = enumerate(zip(got.token_ids, expected.token_ids, strict=True))
-                first = next(i for i, (a, b) in pairs if a != b)
-                found.append(f"{where}: token {first} is {got.token_ids[first]}, not {expected.token_ids[first]}")
-                continue
-            difference = max(abs(a - b) for a, b in zip(got.logprobs, expected.logprobs, strict=True))
-            if difference > MAX_LOGPROB_DIFFERENCE:
-                found.append(f"{where}: a log-probability is off by {difference:.1e}")
-        return found
+        given = [(exchange.prompt, exchange.completion.token_ids) for exchange in exchanges]
+        expected = {each: found for each in given if (found := self._read((each[0], len(each[1]))))}
+        missing = [each for each in dict.fromkeys(given) if each not in expected]
+        for each, likeliest in zip(missing, self._at_once(_likeliest_along, missing), strict=True):
+            expected[each] = likeliest
+            prompt, token_ids = each
+            if likeliest.token_ids == token_ids:
+                self._keep((prompt, len(token_ids)), likeliest)
+        compared = ((exchange.completion, expected[each]) for exchange, each in zip(exchanges, given, strict=True))
+        return [
+            f"request {index} ({len(given[index][0])} tokens, {got.num_cached_tokens} cached): {difference}"
+            for index, (got, right) in enumerate(compared)
+            if (difference := _divergence(got, right)) is not None
+        ]
 
-    def _generate(self, url: str, asked: Asked) -> Completion:
-        prompt, num_tokens = asked
-        completion = generate(url, prompt, max_new_tokens=num_tokens)
-        assert completion.num_cached_tokens == 0, "the reference must not have a prefix cache"
+    def _at_once(self, ask: Callable[[str, Any], Completion], missing: Sequence[Any]) -> list[Completion]:
+        if not missing:
+            return []
+        with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+            completions = list(pool.map(partial(ask, self.url), missing))
+        assert not any(each.num_cached_tokens for each in completions), "the reference must not have a prefix cache"
+        return completions
+
+    def _keep(self, asked: Asked, completion: Completion) -> None:
+        self._answers[asked] = completion
         path = self._path_of(asked)
         # Whole or not at all: other processes read what is there.
         written = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         written.write_text(json.dumps([completion.token_ids, completion.logprobs]), encoding="utf-8")
         written.rename(path)
-        return completion
 
     def _read(self, asked: Asked) -> Completion | None:
-        try:
-            token_ids, logprobs = json.loads(self._path_of(asked).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        return Completion(tuple(token_ids), tuple(logprobs), 0)
+        if asked not in self._answers:
+            try:
+                token_ids, logprobs = json.loads(self._path_of(asked).read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                return None
+            self._answers[asked] = Completion(tuple(token_ids), tuple(logprobs), 0)
+        return self._answers[asked]
 
     def _path_of(self, asked: Asked) -> Path:
         return self._kept / hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+
+
+def _answer(url: str, asked: Asked) -> Completion:
+    prompt, num_tokens = asked
+    return generate(url, prompt, max_new_tokens=num_tokens)
+
+
+def _likeliest_along(url: str, answered: Answered) -> Completion:
+    return likeliest_along(url, *answered)
+
+
+def _divergence(got: Completion, expected: Completion) -> str | None:
+    """What differs, if anything does; tokens after the first that differs are those to another answer."""
+    for index, (token, right) in enumerate(zip(got.token_ids, expected.token_ids, strict=True)):
+        if token != right:
+            return f"token {index} is {token}, not {right}"
+    off = max(abs(a - b) for a, b in zip(got.logprobs, expected.logprobs, strict=True))
+    return f"a log-probability is off by {off:.1e}" if off > MAX_LOGPROB_DIFFERENCE else None
 
 
 def digest_of(model: Path) -> str:

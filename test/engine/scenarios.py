@@ -12,9 +12,9 @@ import httpx
 from .client import NUM_TOKENS, Completion, generate, generate_together, random_tokens
 
 EXTRA_BUFFER, NO_BUFFER = "extra_buffer", "no_buffer"
-CHUNKED_PREFILL_SIZE = 512
-MAX_KV_TOKENS = 8_000
-NUM_ANSWER_TOKENS = 7
+CHUNKED_PREFILL_SIZE = 256
+MAX_KV_TOKENS = 4_000
+NUM_ANSWER_TOKENS = 4
 """Of an answer, what a later turn repeats."""
 
 
@@ -47,27 +47,27 @@ def together(url: str, prompts: list[list[int]], max_new_tokens: int = NUM_TOKEN
 
 
 def repeat(url: str) -> list[Exchange]:
-    prompt = random_tokens(100, 700)
+    prompt = random_tokens(100, 350)
     return [one(url, prompt), one(url, prompt), one(url, prompt)]
 
 
 def extension(url: str) -> list[Exchange]:
-    prompt = random_tokens(200, 700)
-    longer = prompt + random_tokens(201, 100)
+    prompt = random_tokens(200, 350)
+    longer = prompt + random_tokens(201, 60)
     return [one(url, prompt), one(url, longer), one(url, longer + random_tokens(202, 37))]
 
 
 def branch_at(position: int) -> Callable[[str], list[Exchange]]:
     def branch(url: str) -> list[Exchange]:
-        trunk = random_tokens(300 + position, 700)
-        branches = [trunk[:position] + random_tokens(10 * position + i, 90) for i in range(3)]
+        trunk = random_tokens(300 + position, 350)
+        branches = [trunk[:position] + random_tokens(10 * position + i, 60) for i in range(3)]
         return [one(url, trunk), *(one(url, prompt) for prompt in branches), one(url, trunk)]
 
     return branch
 
 
 def multi_turn(url: str) -> list[Exchange]:
-    history, exchanges = random_tokens(400, 150), []
+    history, exchanges = random_tokens(400, 100), []
     for turn in range(4):
         exchanges.append(one(url, history))
         history = history + list(exchanges[-1].completion.token_ids) + random_tokens(401 + turn, 31)
@@ -75,18 +75,18 @@ def multi_turn(url: str) -> list[Exchange]:
 
 
 def shared_by_concurrent(url: str) -> list[Exchange]:
-    prefix = random_tokens(500, 450)
+    prefix = random_tokens(500, 230)
     cold = [prefix + random_tokens(510 + i, 20 + i) for i in range(6)]
     warm = [prefix + random_tokens(520 + i, 20 + i) for i in range(6)]
     return together(url, cold) + together(url, warm)
 
 
 def evicted_and_again(url: str) -> list[Exchange]:
-    prompt = random_tokens(600, 700)
+    prompt = random_tokens(600, 350)
     exchanges = [one(url, prompt), one(url, prompt + random_tokens(601, 50))]
-    num_fillers = 2 * MAX_KV_TOKENS // 700
+    num_fillers = 2 * MAX_KV_TOKENS // 350
     for i in range(0, num_fillers, 4):
-        fillers = [random_tokens(610 + j, 700) for j in range(i, i + 4)]
+        fillers = [random_tokens(610 + j, 350) for j in range(i, i + 4)]
         # What came once is the first to go; what came twice has proved itself.
         generate_together(url, fillers, max_new_tokens=2)
         generate_together(url, fillers, max_new_tokens=2)
@@ -99,13 +99,13 @@ def chunked_prefill(url: str) -> list[Exchange]:
     prompt = random_tokens(700, 3 * CHUNKED_PREFILL_SIZE - 55)
     return [
         one(url, prompt),
-        one(url, prompt + random_tokens(701, 700)),
+        one(url, prompt + random_tokens(701, 350)),
         one(url, prompt + random_tokens(702, 9)),
     ]
 
 
 def aborted(url: str) -> list[Exchange]:
-    prompt = random_tokens(800, 500)
+    prompt = random_tokens(800, 250)
     request = {
         "input_ids": prompt,
         "sampling_params": {"temperature": 0, "max_new_tokens": 2000, "ignore_eos": True},
@@ -136,11 +136,11 @@ def every_position(url: str) -> list[Exchange]:
 def at_a_prefills_end(url: str) -> list[Exchange]:
     """States asked for after a prompt's last token and after a chunk's, the one hit by few tokens and by many."""
     exchanges = []
-    for seed, length, position in ((7000, 300, 300), (7100, CHUNKED_PREFILL_SIZE + 200, CHUNKED_PREFILL_SIZE)):
+    for seed, length, position in ((7000, 150, 150), (7100, CHUNKED_PREFILL_SIZE + 100, CHUNKED_PREFILL_SIZE)):
         trunk = random_tokens(seed, length)
         httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
         generate(url, trunk, checkpoints=(position,))
-        for num_more in (1, 2, 90):
+        for num_more in (1, 2, 60):
             prompt = trunk[:position] + random_tokens(seed + num_more, num_more)
             exchanges.append(Exchange(tuple(prompt), generate(url, prompt, max_new_tokens=3)))
             assert exchanges[-1].completion.num_cached_tokens == position, "nothing was kept where it was asked for"
@@ -149,13 +149,13 @@ def at_a_prefills_end(url: str) -> list[Exchange]:
 
 def thinking_dropped(url: str) -> list[Exchange]:
     """A chat whose prompts end in an invitation that no later prompt repeats, and whose thinking is dropped."""
-    history, invitation, exchanges = random_tokens(9000, 300), random_tokens(9001, 8), []
+    history, invitation, exchanges = random_tokens(9000, 150), random_tokens(9001, 8), []
     lost = []
     # What others did has been learned from, too.
     httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     for turn in range(5):
         known = len(history)
-        history = history + random_tokens(9010 + turn, 140)
+        history = history + random_tokens(9010 + turn, 80)
         exchanges.append(one(url, history + invitation))
         if turn:
             lost.append(known - NUM_ANSWER_TOKENS - exchanges[-1].completion.num_cached_tokens)
@@ -166,14 +166,14 @@ def thinking_dropped(url: str) -> list[Exchange]:
 
 def groups_at_once(url: str) -> list[Exchange]:
     """Prompts of two groups, sent together: the first of each leaves a state that the others wait for."""
-    prompts = [random_tokens(9100 + i % 2, 400) + random_tokens(9110 + i, 25 + i) for i in range(10)]
+    prompts = [random_tokens(9100 + i % 2, 200) + random_tokens(9110 + i, 25 + i) for i in range(10)]
     return together(url, prompts)
 
 
 SCENARIOS = (
     Scenario("repeat", repeat, frozenset({EXTRA_BUFFER})),
     Scenario("extension", extension),
-    *(Scenario(f"branch-at-{p}", branch_at(p), frozenset({EXTRA_BUFFER})) for p in (399, 400, 401)),
+    *(Scenario(f"branch-at-{p}", branch_at(p), frozenset({EXTRA_BUFFER})) for p in (207, 208, 209)),
     Scenario("multi-turn", multi_turn),
     Scenario("concurrent", shared_by_concurrent, frozenset({EXTRA_BUFFER})),
     Scenario("evicted", evicted_and_again),

@@ -4,6 +4,7 @@ The negative control runs the same scenarios while the server breaks the states 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from marconi_cpu.demo.server_process import ServerProcess
 from .breaking import broken_states
 from .client import random_tokens
 from .conftest import NEGATIVE_CONTROL, STANDARD, Launch
-from .reference import Reference
-from .scenarios import EXTRA_BUFFER, SCENARIOS, Scenario
+from .reference import MAX_LOGPROB_DIFFERENCE, Reference
+from .scenarios import EXTRA_BUFFER, SCENARIOS, Exchange, Scenario
 
 MAX_DIFFERENCE_TO_TRANSFORMERS = 1e-4
 LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER],)
@@ -48,6 +49,27 @@ def test_the_reference_agrees_with_transformers(
         differences = [abs(logits[0].log_softmax(-1)[t].item() - logprob) for logits, t, logprob in steps]
         assert tuple(token_ids) == served.token_ids
         assert max(differences) <= MAX_DIFFERENCE_TO_TRANSFORMERS
+
+
+@pytest.mark.slow
+def test_the_reference_sees_any_token_and_log_probability_of_an_answer_that_are_others(
+    references: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    """One prefill of prompt and answer says what each step of an answer would have."""
+    answering, prompt = references("gdn"), tuple(random_tokens(903, 150))
+    right = answering.answer(prompt)
+    reference = Reference(lambda: answering.url, tmp_path)
+    for index in range(len(right.token_ids)):
+        token_ids = list(right.token_ids)
+        token_ids[index] += 1
+        (line,) = reference.divergences([Exchange(prompt, replace(right, token_ids=tuple(token_ids)))])
+        assert f"token {index} is {right.token_ids[index] + 1}, not {right.token_ids[index]}" in line
+    for index in range(len(right.logprobs)):
+        logprobs = list(right.logprobs)
+        logprobs[index] += 2 * MAX_LOGPROB_DIFFERENCE
+        (line,) = reference.divergences([Exchange(prompt, replace(right, logprobs=tuple(logprobs)))])
+        assert "a log-probability is off by" in line
+    assert reference.divergences([Exchange(prompt, right)]) == []
 
 
 @pytest.mark.parametrize(

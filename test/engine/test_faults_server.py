@@ -40,8 +40,8 @@ from .processes import free_ports
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, Exchange, one, together
 
-TRUNK = random_tokens(81_000, 500)
-BRANCHES = [TRUNK[:400] + random_tokens(81_001 + index, 80 + index) for index in range(4)]
+TRUNK = random_tokens(81_000, 250)
+BRANCHES = [TRUNK[:208] + random_tokens(81_001 + index, 50 + index) for index in range(4)]
 OTHER = random_tokens(81_100, 90)
 
 
@@ -54,9 +54,9 @@ FORWARD = tuple(name for name in named(upstream.PREFILLS) if name not in SCHEDUL
 DRAFTS = named(upstream.DRAFTS)
 BESIDE = ("plugin.backend.clean_logits", "reports.idle.after_idle_metrics", "http.details.on_get_cached_tokens_details")
 """They serve no state, and any request meets them."""
-TIGHT = ("--max-total-tokens", "1200", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
-TIGHT += ("--chunked-prefill-size", "256")
-LONG = [random_tokens(82_000 + index, 380 + index) for index in range(TIGHT_KV_TOKENS // 380 + 2)]
+TIGHT = ("--max-total-tokens", "600", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
+TIGHT += ("--chunked-prefill-size", "128")
+LONG = [random_tokens(82_000 + index, 190 + index) for index in range(TIGHT_KV_TOKENS // 190 + 2)]
 """More than a server of one pool, or above a host tier, holds."""
 AT_THE_END = "cache.speculation.around_can_cache"
 """Of a request: it decides what is kept, by what every rank has."""
@@ -125,7 +125,7 @@ def ask(url: str) -> list[Exchange]:
     """A prompt twice, others that branch off it, at once and one after the other, and one that continues an answer."""
     # A state at a prefill's end is copied there, others are made inside.
     first = Exchange(tuple(TRUNK), generate(url, TRUNK, checkpoints=(len(TRUNK),)))
-    longer = [*first.prompt, *first.completion.token_ids[:10], *OTHER]
+    longer = [*first.prompt, *first.completion.token_ids[:-1], *OTHER]
     return [first, one(url, TRUNK), *together(url, BRANCHES), one(url, longer), *together(url, [*BRANCHES[:2], longer])]
 
 
@@ -139,7 +139,7 @@ def go_on(url: str) -> list[Exchange]:
     more = [prompt + OTHER[: 40 + index] for index, prompt in enumerate(LONG)]
     # A state at a prefill's end is copied there.
     first = Exchange(tuple(more[0]), generate(url, more[0], checkpoints=(len(more[0]),)))
-    return [first, *together(url, more), *together(url, [prompt[:300] + OTHER[:50] for prompt in LONG[:3]])]
+    return [first, *together(url, more), *together(url, [prompt[:150] + OTHER[:50] for prompt in LONG[:3]])]
 
 
 @contextmanager

@@ -39,7 +39,7 @@ MAX_MEDIAN_ERROR = 0.08
 MOST_OF_ANEW = 1.5
 """How much larger the median error of reused states may be than that of what is computed anew."""
 ASKED = [
-    each for each in SCENARIOS if each.name in {"repeat", "extension", "branch-at-400", "multi-turn", "concurrent"}
+    each for each in SCENARIOS if each.name in {"repeat", "extension", "branch-at-208", "multi-turn", "concurrent"}
 ]
 BRANCH = 400
 """Where prompts of these diverge: a state inside a prefill, and inside a chunk of the recurrent kernels."""

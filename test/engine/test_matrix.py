@@ -21,13 +21,13 @@ from .reference import Reference
 from .scenarios import SCENARIOS, Scenario
 
 LAUNCHES = tuple(pytest.param(each, marks=pytest.mark.slow) for each in MATRIX)
-OF_PREFILLS = {"branch-at-399", "branch-at-401", "at-a-prefills-end"}
+OF_PREFILLS = {"branch-at-207", "branch-at-209", "at-a-prefills-end"}
 """Scenarios that drafts change nothing of."""
 TO_THE_TOKEN = {"at-a-prefills-end", "thinking-dropped"}
 """Scenarios that count on states at any token."""
 OF_THE_DEVICE = {"evicted", "aborted", "at-a-prefills-end", "thinking-dropped"}
 """Scenarios that count on what a flush or other prompts leave, where nothing comes back from the host."""
-BROKEN = ("extension", "branch-at-400")
+BROKEN = ("extension", "branch-at-208")
 """Scenarios whose prompts are the same whatever was answered."""
 
 
