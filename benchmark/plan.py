@@ -29,11 +29,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.replay.command import add_parsers, positive
+from marconi.plan.command import add_parser
+from marconi.plan.plan import make_plan, render
+from marconi.replay.command import positive
 from marconi.replay.inputs import read_inputs, resolve
 from marconi.replay.memory import MemorySize, parse_memories
 from marconi.replay.parallel import num_usable_cores
-from marconi.replay.plan import make_plan, render
 from marconi.replay.report import console_for_tables
 
 GOAL_S: Final = 120
@@ -100,7 +101,7 @@ def log_of(num_chats: int, seed: int) -> Iterator[dict[str, Any]]:
 def measure(log: Path, model: Path, memories: Sequence[MemorySize], num_processes: int) -> list[Stage]:
     """Plan as the command does, printed to stdout; the stages."""
     parser = argparse.ArgumentParser()
-    add_parsers(parser.add_subparsers())
+    add_parser(parser.add_subparsers())
     args = parser.parse_args(["plan", str(log), "--model", str(model)])
     clock = Clock()
     inputs = read_inputs(args)

@@ -37,6 +37,7 @@ from rich.table import Table
 
 from marconi.engine.launch.policies import PolicyChoice, hybrid_cache
 from marconi.model import DEVICES, ModelProfile, PrefillLatency, load
+from marconi.plan.plan import make_plan
 from marconi.policy.base import Costs, Need
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 from marconi.policy.eviction.lru import SeparateLru
@@ -46,7 +47,6 @@ from marconi.policy.request import Trace
 from marconi.replay.admission.chunk_end import ExtraBuffer
 from marconi.replay.inputs import GENERATE
 from marconi.replay.most_hit import Limit, most_hit_tokens
-from marconi.replay.plan import make_plan
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.reuse import Reuse
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS, Scheduling

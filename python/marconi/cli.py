@@ -127,6 +127,7 @@ def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def _parser() -> argparse.ArgumentParser:
     from marconi.extensions import COMMANDS, installed
+    from marconi.plan import command as plan_command
     from marconi.replay import command as replay_command
     from marconi.router import command as router_command
     from marconi.validate import command as validate_command
@@ -137,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_check(commands)
     replay_command.add_parsers(commands)
+    plan_command.add_parser(commands)
     view_command.add_parser(commands)
     router_command.add_parser(commands)
     _add_top(commands)

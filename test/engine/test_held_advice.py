@@ -23,8 +23,8 @@ from marconi.check.machine import Machine, Platform
 from marconi.engine.launch import split
 from marconi.engine.launch.model import Model
 from marconi.model import DEVICES, PrefillLatency, catalog, load
+from marconi.plan.plan import STOCK, make_plan
 from marconi.replay.memory import MemorySize, MemoryUnit
-from marconi.replay.plan import STOCK, make_plan
 from marconi.replay.task import ReplayInputs
 from replay.worlds import conversations
 

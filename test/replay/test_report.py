@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from marconi.replay.plan import Advice, Needs, Plan, render
+from marconi.plan.plan import Advice, Needs, Plan, render
+from marconi.plan.verdict import Beside
 from marconi.replay.report import Column, WideTable, causes, console_for_tables, tables
 from marconi.replay.result import Bounds, Percentiles, PolicyResult, Report
-from marconi.replay.verdict import Beside
 
 from .worlds import conversations
 

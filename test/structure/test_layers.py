@@ -14,7 +14,7 @@ from structure.test_circles import arrows, sources
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
 LAYERS = (
-    *("process", "chat", "extensions", "model", "tree", "policy", "lifecycle", "replay", "view"),
+    *("process", "chat", "extensions", "model", "tree", "policy", "lifecycle", "replay", "plan", "view"),
     *("events", "router", "engine", "check", "validate", "cli"),
 )
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}

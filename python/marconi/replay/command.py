@@ -1,4 +1,4 @@
-"""The subcommands `marconi replay`, `marconi plan` and `marconi convert`: their options, and what they print.
+"""The subcommands `marconi replay` and `marconi convert`: their options, and what they print.
 
 Tables are written to stdout, progress and remarks to stderr, results to the file of `--json`.
 """
@@ -7,26 +7,24 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from marconi.policy.catalog import parse_list
 from marconi.replay.catalog import known_policies
 from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
-from marconi.replay.inputs import GENERATE, memory_of_card, read_inputs, read_trace, require_memory_for, resolve
+from marconi.replay.inputs import GENERATE, read_inputs, read_trace, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
-from marconi.replay.plan import STOCK, Plan, make_plan, render
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
 from marconi.replay.report import causes, console_for_tables, tables
 from marconi.replay.result import require_writable, write
 from marconi.replay.reuse import Reuse
-from marconi.replay.task import UNBOUNDED_BYTES, Mode, ReplayInputs
+from marconi.replay.task import UNBOUNDED_BYTES, Mode
 from marconi.replay.trace import write as write_trace
 from marconi.replay.trace.source import STDIN
-from marconi.replay.verdict import DEFAULT
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 INT8_POLICIES = "marconi,best"
@@ -36,7 +34,7 @@ MEMORY_OF_CARD = f"{_MEMORY} (default: what the weights leave of a card of the d
 
 
 def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Add `replay`, `plan` and `convert` to the commands of `marconi`."""
+    """Add `replay` and `convert` to the commands of `marconi`."""
     replay: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="replay a trace under several policies and amounts of memory",
@@ -44,7 +42,7 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         "compressed or not, - for stdin, or generate:WORKLOAD. Same input and seed, same bytes. Block caches also give "
         "the four numbers of the Mooncake-format block replays, by their names.",
     )
-    _add_shared(
+    add_shared(
         replay,
         f"{_MEMORY}; 3000blocks for block caches (lru-block, lfu, s3fifo)",
         "; requests_per_s is null without --timings",
@@ -81,19 +79,6 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         help="also print why prompt tokens were missed: shares by cause, of each policy",
     )
     replay.set_defaults(run=_replay)
-    plan: argparse.ArgumentParser = commands.add_parser(
-        "plan",
-        help="which KV/state split and which policy fit a trace",
-        description="Replay a trace under SGLang's split of memory and others, one pool, and several policies; say "
-        "what to configure and what it would win.",
-    )
-    _add_shared(
-        plan,
-        MEMORY_OF_CARD,
-        "; requests_per_s is always null",
-        needs_memory=False,
-    )
-    plan.set_defaults(run=_plan)
     _add_convert(commands)
 
 
@@ -153,9 +138,10 @@ def add_inputs(parser: argparse.ArgumentParser, memory: str, *, needs_memory: bo
     )
 
 
-def _add_shared(
+def add_shared(
     parser: argparse.ArgumentParser, memory: str, without_timings: str, *, needs_memory: bool = True
 ) -> None:
+    """Add the options of a command that replays: its inputs, memory, mode, and where its results go."""
     add_inputs(parser, memory, needs_memory=needs_memory)
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
@@ -242,24 +228,6 @@ def _replay(args: argparse.Namespace) -> int:
         write(args.json, report.to_json(args.timings))
     plural = "" if num_requests == 1 else "s"
     print(f"marconi: {num_requests:,} request{plural} replayed in {time.monotonic() - start_s:.1f} s", file=sys.stderr)
-    return 0
-
-
-def _plan(
-    args: argparse.Namespace, extend: Callable[[argparse.Namespace, ReplayInputs, Plan], Plan] | None = None
-) -> int:
-    require_writable(args.json)
-    memories = (memory_of_card(args),) if args.memory is None else parse_memories(args.memory)
-    host = parse_host_memory(args.host_memory)
-    require_memory_for((STOCK, DEFAULT), memories)
-    inputs = read_inputs(args)
-    memories_bytes, host_bytes, unbounded = resolve(memories, inputs, host)
-    plan = make_plan(inputs, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes)
-    if extend is not None:
-        plan = extend(args, inputs, plan)
-    console_for_tables().print(render(plan))
-    if args.json is not None:
-        write(args.json, plan.to_json())
     return 0
 
 

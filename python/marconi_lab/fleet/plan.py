@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Final
 
 from marconi.model import PrefillLatency, load
+from marconi.plan.plan import STOCK, Advice, Contender, Plan
 from marconi.policy.catalog import parse_list
 from marconi.policy.request import Trace
 from marconi.replay.parallel import num_usable_cores, run_all
-from marconi.replay.plan import STOCK, Advice, Contender, Plan
 from marconi.replay.progress import metered
 from marconi.replay.task import ReplayInputs
 from marconi_lab.fleet.result import FleetRun

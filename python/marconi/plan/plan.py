@@ -23,15 +23,7 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 
 from marconi.model.serving import SERVED, Serving
-from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
-from marconi.replay.grid import Cell, num_replays, report_of, run_grids
-from marconi.replay.memory import format_bytes
-from marconi.replay.progress import metered
-from marconi.replay.report import tables
-from marconi.replay.result import Percentiles, PolicyResult, Report
-from marconi.replay.scheduling import NUM_TRACKING_SLOTS
-from marconi.replay.task import ReplayInputs, Task
-from marconi.replay.verdict import (
+from marconi.plan.verdict import (
     DEFAULT,
     LEAST_GAIN,
     Beside,
@@ -43,6 +35,14 @@ from marconi.replay.verdict import (
     halves,
     sizes,
 )
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
+from marconi.replay.grid import Cell, num_replays, report_of, run_grids
+from marconi.replay.memory import format_bytes
+from marconi.replay.progress import metered
+from marconi.replay.report import tables
+from marconi.replay.result import Percentiles, PolicyResult, Report
+from marconi.replay.scheduling import NUM_TRACKING_SLOTS
+from marconi.replay.task import ReplayInputs, Task
 
 STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)

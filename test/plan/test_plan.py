@@ -9,8 +9,7 @@ import pytest
 
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
-from marconi.policy.catalog import PolicySpec
-from marconi.replay.plan import (
+from marconi.plan.plan import (
     INT8,
     INT8_RATIOS,
     ONE_POOL,
@@ -23,12 +22,12 @@ from marconi.replay.plan import (
     flags,
     make_plan,
 )
+from marconi.plan.verdict import Beside, Point, Verdict, halves
+from marconi.policy.catalog import PolicySpec
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Percentiles, PolicyResult
 from marconi.replay.task import ReplayInputs, Task
-from marconi.replay.verdict import Beside, Point, Verdict, halves
-
-from .worlds import conversations
+from replay.worlds import conversations
 
 BEST = PolicySpec("best")
 LRU = PolicyResult(
