@@ -266,7 +266,7 @@ def rules(text: str) -> list[str]:
     """Names of rules; `ValueError` for an unknown one."""
     names = text.split(",")
     if unknown := set(names) - RULES.keys():
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(RULES)}")
+        raise argparse.ArgumentTypeError(f"rules must be of {', '.join(RULES)}, got {', '.join(sorted(unknown))}")
     return names
 
 

@@ -41,7 +41,7 @@ def models(text: str) -> list[str]:
     """Parse names of models; an unknown one is an error."""
     names = list(dict.fromkeys(text.split(",")))
     if unknown := [name for name in names if name not in LAYERS]:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known are {', '.join(LAYERS)}")
+        raise argparse.ArgumentTypeError(f"models must be of {', '.join(LAYERS)}, got {', '.join(unknown)}")
     return names
 
 

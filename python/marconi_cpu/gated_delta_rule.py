@@ -42,7 +42,7 @@ def chunk_gated_delta_rule(
     if cu_seqlens is None:
         raise unsupported("chunk_gated_delta_rule", "a batch without cu_seqlens")
     if q.shape[0] != 1:
-        raise ValueError(f"q has shape {tuple(q.shape)}: expected (1, num_tokens, num_key_heads, key_dim)")
+        raise ValueError(f"q must be (1, num_tokens, num_key_heads, key_dim), got {tuple(q.shape)}")
     states = None
     if initial_state is not None:
         slots = initial_state_indices

@@ -60,7 +60,7 @@ def mamba_chunk_scan_combined(
     if cu_seqlens is None or out is None or not (return_varlen_states and return_track_states):
         raise unsupported(launcher, "a call without cu_seqlens, out, return_varlen_states and return_track_states")
     if x.shape[0] != 1:
-        raise ValueError(f"x has shape {tuple(x.shape)}: expected (1, num_tokens, num_heads, head_dim)")
+        raise ValueError(f"x must be (1, num_tokens, num_heads, head_dim), got {tuple(x.shape)}")
     delta = _step_size(dt[0], dt_bias, dt_softplus, dt_limit)
     num_sequences = cu_seqlens.shape[0] - 1
     states = None if initial_states is None else StateSlots(initial_states.clone(), torch.arange(num_sequences))

@@ -221,7 +221,7 @@ def test_s3fifo_refuses_the_capacity_that_leaves_a_queue_without_a_block() -> No
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"^there is no block cache 'arc': expected one of lfu, lru-block, s3fifo$"):
+    with pytest.raises(ValueError, match=r"^a block cache must be one of lfu, lru-block, s3fifo, got 'arc'$"):
         make("arc", 10)
 
 

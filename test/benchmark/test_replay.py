@@ -35,7 +35,7 @@ def test_every_policy_is_timed_on_the_whole_trace(
     [
         (["/no/such/trace"], "no such file or folder"),
         (["--policy", "static-oracle"], "best of several"),
-        (["--policy", "lry"], "unknown policy 'lry'"),
+        (["--policy", "lry"], ", got 'lry'"),
         (["--memory", "0GB"], "memory must be more than 0 bytes"),
         (["--repeat", "0"], "--repeat must be 1 or more, got 0"),
     ],

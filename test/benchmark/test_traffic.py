@@ -321,7 +321,7 @@ def test_the_picture_has_two_bars_a_row_and_is_the_same_every_time(tmp_path: Pat
     ("arguments", "line"),
     [
         (["--shape", "haiku"], "argument --shape: invalid choice: 'haiku' (choose from 'reasoning-dropped'"),
-        (["--family", "rnn"], "argument --family: there is no tiny model of family 'rnn': expected one of gdn, mamba2"),
+        (["--family", "rnn"], "argument --family: a tiny model's family must be one of gdn, mamba2, got 'rnn'"),
         (["--read", "no/where.json"], "--read no/where.json: "),
         (["--plot", "no/where.svg"], "--plot no/where.svg: the folder no does not exist"),
         (["--json", "no/where.json"], "--json no/where.json: the folder no does not exist"),

@@ -63,7 +63,7 @@ def test_the_requests_are_the_same_every_time_and_sessions_go_on(victim: ModuleT
     [
         (["--sizes", "9"], "--sizes"),
         (["--sizes", "many"], "--sizes"),
-        (["--rules", "lru,fifo"], "unknown: fifo; known are lru, lru-joint, marconi, seglen"),
+        (["--rules", "lru,fifo"], "rules must be of lru, lru-joint, marconi, seglen"),
         (["--num-victims", "0"], "--num-victims 0"),
     ],
 )

@@ -23,7 +23,7 @@ def test_the_policy_of_the_page_is_served(monkeypatch: pytest.MonkeyPatch) -> No
     defined: dict[str, Any] = {"__name__": "largest"}
     exec(rule, defined)  # noqa: S102 - the page's own code
     added = eval(entry, {"ReplayPolicy": ReplayPolicy, **defined})  # noqa: S307
-    with pytest.raises(ValueError, match=r"^unknown policy 'largest': a server offers lru, marconi, tail, best$"):
+    with pytest.raises(ValueError, match=r"^a server's policy must be one of lru, marconi, tail, best, got 'largest'$"):
         replayed(setting, choice)
     monkeypatch.setattr(catalog, "SERVED", MappingProxyType({**catalog.SERVED, added.name: added}))
 

@@ -174,7 +174,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^there is no tiny model of family 'rwkv': expected one of gdn, mamba2$"):
+    with pytest.raises(ValueError, match=r"^a tiny model's family must be one of gdn, mamba2, got 'rwkv'$"):
         tiny_model.write("rwkv", tmp_path / "model")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

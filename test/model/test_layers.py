@@ -178,7 +178,7 @@ def test_a_checkpoint_in_int8_has_a_byte_for_each_number_and_a_scale_for_each_co
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown dtype 'fp3': give one of float32, bfloat16"):
+    with pytest.raises(ValueError, match=r"a dtype must be one of float32, bfloat16.*, got 'fp3'"):
         Storage(state_dtype="fp3")
 
 

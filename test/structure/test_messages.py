@@ -23,7 +23,9 @@ OTHERWISE: Final = r"^(?:GET|marconi top|sum) |, page (?:1|\.\.\.), "
 VALUE: Final = "\0"
 MIN_CHARACTERS: Final = 16
 """A shorter string of the code says nothing by itself."""
-OTHER_FORM: Final = re.compile(r"\b(?:is|has|holds) \{[^\n]*\}, (?:expected|must be) ")
+OTHER_FORM: Final = re.compile(
+    r"\b(?:is|has|holds) \{[^\n]*\}, (?:expected|must be) |: expected (?!\{)|\bunknown [a-z_]+ \{|is not known, must"
+)
 """An error in another form than "must be X, got Y"."""
 
 
@@ -130,4 +132,6 @@ def test_an_error_says_what_must_be_and_then_what_it_got() -> None:
 
 def test_an_error_in_another_form_is_found() -> None:
     assert OTHER_FORM.search('raise ValueError(f"{name} is {value!r}, expected a list")')
+    assert OTHER_FORM.search('raise ValueError(f"unknown rule {name!r}: one of {known}")')
+    assert OTHER_FORM.search('raise ValueError(f"{place}: missing column {name}: expected a, b")')
     assert not OTHER_FORM.search('raise ValueError(f"{name} must be a list, got {value!r}")')

@@ -48,9 +48,9 @@ def load(name_or_path: str, *, precision: Precision | None = None, tensor_parall
         return huggingface.profile(config, name, precision=precision, tensor_parallel=tensor_parallel)
     if not path.exists():
         near = " or ".join(map(repr, catalog.near(name_or_path)))
-        meant = f"did you mean {near}? Else give" if near else "give"
+        meant = f": did you mean {near}?" if near else ""
         known = ", ".join(catalog.NAMES)
-        raise ValueError(f"unknown model {name_or_path!r}: {meant} a config.json, its folder, or one of {known}")
+        raise ValueError(f"a model must be a config.json, its folder or one of {known}, got {name_or_path!r}{meant}")
     config = huggingface.read(path)
     path = path.resolve()
     own_name = path.name if path.is_dir() else path.parent.name

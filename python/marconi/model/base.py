@@ -34,7 +34,7 @@ def dtype_bytes(name: str) -> int:
     try:
         return DTYPE_BYTES[name.removeprefix("torch.")]
     except KeyError:
-        raise ValueError(f"unknown dtype {name!r}: give one of {', '.join(DTYPE_BYTES)}") from None
+        raise ValueError(f"a dtype must be one of {', '.join(DTYPE_BYTES)}, got {name!r}") from None
 
 
 class Precision(NamedTuple):

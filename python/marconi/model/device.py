@@ -69,4 +69,4 @@ def device(name: str) -> DeviceProfile:
     try:
         return DEVICES[name.lower()]
     except KeyError:
-        raise ValueError(f"unknown device {name!r}, known are {', '.join(DEVICES)}") from None
+        raise ValueError(f"a device must be one of {', '.join(DEVICES)}, got {name!r}") from None

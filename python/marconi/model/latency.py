@@ -96,8 +96,8 @@ def require_lengths(num_cached_tokens: int, num_prompt_tokens: int) -> int:
     """The cached tokens that a prefill can use: all but the last of the prompt. `ValueError` for impossible lengths."""
     if num_prompt_tokens < 1 or not 0 <= num_cached_tokens <= num_prompt_tokens:
         raise ValueError(
-            f"{num_cached_tokens} cached tokens of a prompt of {num_prompt_tokens}: expected 0 <= cached <= prompt, "
-            "and a prompt of at least 1"
+            "a prompt must have 1 token or more, and cached tokens from 0 to as many, got "
+            f"{num_cached_tokens} cached of {num_prompt_tokens}"
         )
     return min(num_cached_tokens, num_prompt_tokens - 1)
 

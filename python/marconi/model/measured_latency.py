@@ -60,9 +60,9 @@ class MeasuredLatency(LatencyModel):
         self.source = source
         by_cached: dict[int, dict[int, float]] = {}
         for cached, prompt, seconds in points:
-            self._require(0 <= cached < prompt, f"{cached} cached tokens of a prompt of {prompt}: expected fewer")
+            self._require(0 <= cached < prompt, f"cached tokens must be fewer than the prompt's {prompt}, got {cached}")
             is_time = math.isfinite(seconds) and seconds > 0
-            self._require(is_time, f"{seconds} seconds at {cached} of {prompt} tokens: expected more than 0")
+            self._require(is_time, f"seconds at {cached} of {prompt} tokens must be more than 0, got {seconds}")
             curve = by_cached.setdefault(cached, {})
             self._require(prompt - cached not in curve, f"two points at {cached} cached of {prompt} tokens")
             curve[prompt - cached] = seconds
@@ -113,8 +113,8 @@ class MeasuredLatency(LatencyModel):
         for index in range(1, len(seconds)):
             self._require(
                 seconds[index] >= seconds[index - 1],
-                f"with {cached} cached, {uncached[index]} tokens take {seconds[index]} s and "
-                f"{uncached[index - 1]} take {seconds[index - 1]} s: expected no less for more",
+                f"with {cached} cached, {uncached[index]} tokens must take no less than {uncached[index - 1]} do, got "
+                f"{seconds[index]} s and {seconds[index - 1]} s",
             )
         return _Curve(cached, tuple(map(float, uncached)), tuple(seconds))
 
@@ -140,6 +140,6 @@ def _point(row: Mapping[str, Any], place: str) -> tuple[int, int, float]:
         return (int(row["cached_tokens"]), int(row["prompt_tokens"]), float(row["seconds"]))
     except KeyError as error:
         columns = "uncached_tokens,seconds or cached_tokens,prompt_tokens,seconds"
-        raise ValueError(f"{place}: missing column {error}: expected {columns}") from None
+        raise ValueError(f"{place}: columns must be {columns}, got none of {error}") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: not a number: {error}") from None

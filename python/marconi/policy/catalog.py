@@ -225,7 +225,7 @@ def served(name: str) -> Policy:
     """The policy that a server offers by `name`; an unknown name raises a `ValueError` that lists them."""
     policy = SERVED.get(name)
     if policy is None:
-        raise ValueError(f"unknown policy {name!r}: a server offers {', '.join(SERVED)}")
+        raise ValueError(f"a server's policy must be one of {', '.join(SERVED)}, got {name!r}")
     return policy
 
 

@@ -101,7 +101,7 @@ def resolve_policy(spec: PolicySpec) -> ReplayPolicy:
     """The policy of that name, its number and admission checked; `ValueError`, with the known names, for others."""
     policy = known_policies().get(spec.name)
     if policy is None:
-        raise ValueError(f"unknown policy {spec.name!r}: give one of {', '.join(known_policies())}")
+        raise ValueError(f"a policy must be one of {', '.join(known_policies())}, got {spec.name!r}")
     policy.number(spec)
     if spec.admission is not None:
         try:

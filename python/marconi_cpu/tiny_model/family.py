@@ -14,4 +14,4 @@ class Family(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Never:
-        raise ValueError(f"there is no tiny model of family {value!r}: expected one of {', '.join(cls)}")
+        raise ValueError(f"a tiny model's family must be one of {', '.join(cls)}, got {value!r}")

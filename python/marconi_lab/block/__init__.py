@@ -21,4 +21,4 @@ def make(name: str, capacity_blocks: int) -> BlockCache:
         if variant.name == name:
             return variant(capacity_blocks)
     known = ", ".join(variant.name for variant in VARIANTS)
-    raise ValueError(f"there is no block cache {name!r}: expected one of {known}")
+    raise ValueError(f"a block cache must be one of {known}, got {name!r}")

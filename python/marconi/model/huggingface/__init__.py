@@ -84,7 +84,7 @@ def profile(config: Config, name: str, *, precision: Precision | None = None, te
     model_type = config.text("model_type").lower()
     family: _Family | None = FAMILIES.get(model_type)
     if family is None:
-        raise ValueError(f"{config.source}: unknown model_type {model_type!r}, known are {', '.join(FAMILIES)}")
+        raise ValueError(f"{config.source}: model_type must be one of {', '.join(FAMILIES)}, got {model_type!r}")
     storage = _own_storage(config, model_type).over(precision, tensor_parallel)
     num_head = config.integer("vocab_size", default=0) * config.positive("hidden_size")
     return profile_of(

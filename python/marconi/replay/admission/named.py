@@ -66,7 +66,7 @@ def admission_of(text: str, unit_tokens: int) -> Admission:
     name, *given = text.split(":")
     form = ADMISSIONS.get(name)
     if form is None:
-        raise ValueError(f"unknown admission {name!r}: give one of {', '.join(ADMISSIONS)}")
+        raise ValueError(f"an admission must be one of {', '.join(ADMISSIONS)}, got {name!r}")
     if len(given) > len(form.numbers):
         syntax = ":".join((name, *(number for number, _ in form.numbers)))
         raise ValueError(f"admission {text!r} must be {syntax} or less of it")

@@ -50,7 +50,7 @@ def read(
     the format.
     """
     if format is not None and format not in readers():
-        raise ValueError(f"format {format!r} is not known, must be one of {', '.join(readers())}")
+        raise ValueError(f"a format must be one of {', '.join(readers())}, got {format!r}")
     if not os.fspath(path):
         raise ValueError("the trace must be a file or a folder, got no name")
     options = options or ReadOptions()

@@ -88,5 +88,5 @@ PRESETS: dict[str, Workload] = {
 def preset(name: str) -> Workload:
     """The workload called `name`; `ValueError` with the known names for another."""
     if name not in PRESETS:
-        raise ValueError(f"workload {name!r} is not known, must be one of {', '.join(PRESETS)}")
+        raise ValueError(f"a workload must be one of {', '.join(PRESETS)}, got {name!r}")
     return PRESETS[name]
