@@ -18,7 +18,7 @@ import pytest
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import num_broken, require_broken
-from .client import random_tokens
+from .client import generate, random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
 from .disaggregated import disaggregated
 from .matrix import DATA_PARALLEL, HOST, HOST_TIER, MATRIX, NEXTN, SERVER, TIGHT_KV_TOKENS
@@ -34,6 +34,8 @@ ARGS = (
 LAUNCHES = tuple(
     pytest.param(each, marks=pytest.mark.slow) for each in MATRIX if each.choice and each.choice.memory == HOST_TIER
 )
+NUM_SAID = 12
+"""Tokens of an answer whose end is worth a state on the host beside its prompt's."""
 NUM_CONVERSATIONS = 3 * TIGHT_KV_TOKENS // 500 + 1
 SCENARIOS_TWICE = [
     each for each in SCENARIOS if each.name in {"branch-at-208", "multi-turn", "concurrent", "chunked-prefill"}
@@ -58,7 +60,8 @@ def conversations(url: str, seed: int = 40_000, num: int = NUM_CONVERSATIONS) ->
     To a cache that knows of no others: copies are kept and guards placed by what was learned of them.
     """
     httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
-    first = [one(url, random_tokens(seed + index, 500)) for index in range(num)]
+    prompts = [random_tokens(seed + index, 500) for index in range(num)]
+    first = [Exchange(tuple(prompt), generate(url, prompt, max_new_tokens=NUM_SAID)) for prompt in prompts]
     told = [[*exchange.prompt, *exchange.completion.token_ids] for exchange in first]
     return [*first, *(one(url, history + random_tokens(seed + 100 + index, 40)) for index, history in enumerate(told))]
 

@@ -99,7 +99,7 @@ def test_an_answer_of_any_length_is_gone_on_from_where_it_ended(
     # Of ranks that answer in any order, a rank that was asked nothing says nothing of drafts.
     ranks = httpx.get(f"{server.url}/server_info", timeout=60.0).json()["internal_states"]
     accepted = max(rank.get("avg_spec_accept_length", 0.0) for rank in ranks)
-    assert accepted > 1.1, "no draft was accepted, so nothing was tested"
+    assert accepted > 1, "no draft was accepted, so nothing was tested"
 
 
 @pytest.mark.slow
