@@ -50,8 +50,16 @@ def test_a_red_run_is_told_for_its_failure_alone(pytester: pytest.Pytester) -> N
 
 
 def test_half_as_much_again_is_let_pass() -> None:
-    assert not tuple(durations.exceeded({"tree": 15.0}, {"rest": 10}))
-    assert len(tuple(durations.exceeded({"tree": 15.1}, {"rest": 10}))) == 1
+    assert not tuple(durations.exceeded({"tree": 15.0}, {"rest": 10}, 1.0))
+    assert len(tuple(durations.exceeded({"tree": 15.1}, {"rest": 10}, 1.0))) == 1
+
+
+@pytest.mark.parametrize(("slowness", "status"), [(1e9, 0), (0.5, 1)])
+def test_on_a_slow_machine_a_suite_may_take_longer(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, slowness: float, status: int
+) -> None:
+    monkeypatch.setattr(durations, "steps_s", lambda: slowness * durations.STEPS_S)
+    assert run(pytester, "rest = 1e-8").ret == status
 
 
 def test_the_longest_are_printed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,8 +27,6 @@ from typing import NoReturn
 from marconi_cpu.demo.server_process import environment
 
 _MAX_MESSAGE_BYTES = 1 << 20
-_MODELS = ("qwen3", "nemotron_h", "llama.py")
-"""Files of SGLang's models that tests serve, by how they begin; it imports all, which takes longer than all else."""
 
 
 @contextmanager
@@ -112,15 +110,6 @@ class Bindings:
                     self._places.setdefault(id(value), set()).add((key, name))
 
 
-def others() -> Iterator[str]:
-    """The models that no test serves."""
-    import sglang.srt
-
-    for path in Path(sglang.srt.__path__[0], "models").glob("*.py"):
-        if not path.name.startswith(_MODELS):
-            yield path.stem
-
-
 def keep(client: socket.socket) -> NoReturn:
     """Run a client's server until either ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -147,7 +136,6 @@ def run(arguments: list[str], env: dict[str, str], folder: str) -> NoReturn:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(others())
     multiprocessing.set_start_method("fork", force=True)
     # SGLang asks for processes that import everything once more.
     multiprocessing.set_start_method = lambda *_args, **_options: None  # type: ignore[assignment]

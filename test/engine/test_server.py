@@ -15,7 +15,7 @@ import pytest
 from marconi_cpu.demo.server_process import ServerProcess, environment
 
 from .client import generate, random_tokens
-from .conftest import MARCONI, STANDARD
+from .conftest import DISABLED_MODELS, MARCONI, STANDARD
 from .processes import is_gone, processes_of
 from .scenarios import EXTRA_BUFFER, MAX_KV_TOKENS
 
@@ -122,9 +122,10 @@ def test_the_metrics_of_an_idle_server_are_its_status(server: ServerProcess) -> 
 
 @pytest.mark.slow
 def test_sglang_serve_takes_the_backend_and_ends_by_itself_when_it_is_interrupted(
-    models: dict[str, Path], tmp_path: Path
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And records what it has served, if it is asked to."""
+    """With every model of SGLang imported, as its users start it. It records what it has served, if it is asked to."""
+    monkeypatch.delenv(DISABLED_MODELS)
     entry_point = (str(Path(sys.executable).with_name("sglang")), "serve")
     record = tmp_path / "served.jsonl"
     args = [*MARCONI, "--marconi-record", str(record)]
