@@ -39,15 +39,15 @@ def require_broken(log_path: Path, before: int = 0) -> int:
 @contextmanager
 def broken_states(server: Any) -> Iterator[None]:
     """A server of the fixture that breaks states, some at least, from an empty cache to an empty cache."""
-    import httpx
-
     switch, before = server.log_path.parent / BREAKS, num_broken(server.log_path)
     flush = f"{server.url}/flush_cache?timeout=30"
-    httpx.post(flush, timeout=60.0).raise_for_status()
+    from .client import HTTP
+
+    HTTP.post(flush, timeout=60.0).raise_for_status()
     switch.touch()
     try:
         yield
     finally:
         switch.unlink()
-    httpx.post(flush, timeout=60.0).raise_for_status()
+    HTTP.post(flush, timeout=60.0).raise_for_status()
     require_broken(server.log_path, before)

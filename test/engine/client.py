@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import numpy as np
 
+HTTP = httpx.Client(trust_env=False, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
+"""Asks for every test: `httpx.post` reads all certificates for each request, which takes longer than an answer."""
 VOCABULARY = range(3, 250)
 NUM_TOKENS = 6
 """Of an answer, unless a test asks for another number."""
@@ -30,7 +32,7 @@ def generate(
     body = _body(prompt, max_new_tokens)
     if checkpoints:
         body["sampling_params"]["custom_params"] = {"marconi_checkpoints": list(checkpoints)}
-    return _completion(_meta(url, body))
+    return completion_of(_meta(url, body))
 
 
 def likeliest_along(url: str, prompt: Sequence[int], token_ids: Sequence[int]) -> Completion:
@@ -45,12 +47,12 @@ def likeliest_along(url: str, prompt: Sequence[int], token_ids: Sequence[int]) -
 def stream(url: str, prompt: Sequence[int], *, max_new_tokens: int) -> Iterator[Completion]:
     """Answer `prompt` greedily with exactly `max_new_tokens` tokens: what is there of it after each of them."""
     body = _body(prompt, max_new_tokens) | {"stream": True}
-    with httpx.stream("POST", f"{url}/generate", json=body, timeout=300.0) as response:
+    with HTTP.stream("POST", f"{url}/generate", json=body, timeout=300.0) as response:
         response.raise_for_status()
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
             if data and data != "[DONE]":
-                yield _completion(json.loads(data)["meta_info"])
+                yield completion_of(json.loads(data)["meta_info"])
 
 
 def _body(prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
@@ -59,12 +61,13 @@ def _body(prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
 
 
 def _meta(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
+    response = HTTP.post(f"{url}/generate", json=body, timeout=300.0)
     response.raise_for_status()
     return dict(response.json()["meta_info"])
 
 
-def _completion(meta: dict[str, Any]) -> Completion:
+def completion_of(meta: dict[str, Any]) -> Completion:
+    """By the `meta_info` of an answer that was asked for with its log-probabilities."""
     logprobs, token_ids, _ = zip(*meta["output_token_logprobs"], strict=True)
     return Completion(tuple(token_ids), tuple(logprobs), meta["cached_tokens"])
 

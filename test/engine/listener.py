@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 import zmq
 
@@ -18,12 +17,14 @@ from marconi.router.index import Chain, FleetIndex
 from marconi.router.subscriber import Subscriber, WorkerSockets
 from marconi.router.sync import Fleet, State, SyncLimits
 
+from .client import HTTP
+
 WITHIN_S = 60.0
 
 
 def told_by(url: str) -> dict[str, Any]:
     """What the server's one rank says of its events."""
-    (rank,) = httpx.get(f"{url}/marconi", timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{url}/marconi", timeout=60.0).json()["ranks"]
     events: dict[str, Any] = rank["events"]
     return events
 
@@ -56,7 +57,7 @@ class Prompt:
     def send(self, url: str, max_new_tokens: int = 4) -> int:
         """Have it answered; how many of its tokens came from the cache."""
         names = {"extra_key": self.extra_key, "cache_salt": self.cache_salt}
-        response = httpx.post(
+        response = HTTP.post(
             f"{url}/generate",
             json={
                 "input_ids": list(self.ids),

@@ -14,6 +14,7 @@ import httpx
 
 from marconi_cpu.demo.server_process import ServerProcess
 
+from .client import HTTP
 from .listener import listener, told_by
 from .processes import free_ports
 
@@ -26,10 +27,10 @@ class Router:
     workers: tuple[ServerProcess, ...]
 
     def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=120.0, trust_env=False, **options)
+        return HTTP.post(self.url + path, json=body, timeout=120.0, **options)
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = httpx.get(f"{self.url}/router", timeout=30.0, trust_env=False).json()
+        state: dict[str, Any] = HTTP.get(f"{self.url}/router", timeout=30.0).json()
         return state
 
     def latest(self) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def _wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
     while time.monotonic() < give_up_s:
         assert process.poll() is None, "the router ended"
         try:
-            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200:
+            if HTTP.get(f"{url}/health", timeout=5.0).status_code == 200:
                 return
         except httpx.TransportError:
             pass

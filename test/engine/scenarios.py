@@ -7,9 +7,7 @@ model without a prefix cache, to say.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import httpx
-
-from .client import NUM_TOKENS, Completion, generate, generate_together, random_tokens
+from .client import HTTP, NUM_TOKENS, Completion, generate, generate_together, random_tokens
 
 EXTRA_BUFFER, NO_BUFFER = "extra_buffer", "no_buffer"
 CHUNKED_PREFILL_SIZE = 256
@@ -85,11 +83,11 @@ def evicted_and_again(url: str) -> list[Exchange]:
     prompt = random_tokens(600, 350)
     exchanges = [one(url, prompt), one(url, prompt + random_tokens(601, 50))]
     num_fillers = 2 * MAX_KV_TOKENS // 350
-    for i in range(0, num_fillers, 4):
-        fillers = [random_tokens(610 + j, 350) for j in range(i, i + 4)]
+    for i in range(0, num_fillers, 8):
+        fillers = [random_tokens(610 + j, 350) for j in range(i, i + 8)]
         # What came once is the first to go; what came twice has proved itself.
-        generate_together(url, fillers, max_new_tokens=2)
-        generate_together(url, fillers, max_new_tokens=2)
+        generate_together(url, fillers, max_new_tokens=1)
+        generate_together(url, fillers, max_new_tokens=1)
     again = one(url, prompt)
     assert again.completion.num_cached_tokens == 0, "the prefix was to be evicted before it is computed again"
     return [*exchanges, again, one(url, prompt + random_tokens(602, 50))]
@@ -111,7 +109,7 @@ def aborted(url: str) -> list[Exchange]:
         "sampling_params": {"temperature": 0, "max_new_tokens": 2000, "ignore_eos": True},
         "stream": True,
     }
-    with httpx.stream("POST", f"{url}/generate", json=request, timeout=300.0) as response:
+    with HTTP.stream("POST", f"{url}/generate", json=request, timeout=300.0) as response:
         chunks = response.iter_lines()
         for _ in range(8):
             next(chunks)
@@ -124,7 +122,7 @@ def every_position(url: str) -> list[Exchange]:
     for first in range(1, 131, 4):
         trunk, positions = random_tokens(5000 + first, 131), range(first, min(first + 4, 131))
         # The pools are small: what others left is worth as much to them.
-        httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+        HTTP.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
         generate(url, trunk, max_new_tokens=1, checkpoints=positions)
         prompts = [trunk[:position] + random_tokens(6000 + position, 9) for position in positions]
         exchanges += together(url, prompts, max_new_tokens=3)
@@ -138,7 +136,7 @@ def at_a_prefills_end(url: str) -> list[Exchange]:
     exchanges = []
     for seed, length, position in ((7000, 150, 150), (7100, CHUNKED_PREFILL_SIZE + 100, CHUNKED_PREFILL_SIZE)):
         trunk = random_tokens(seed, length)
-        httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+        HTTP.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
         generate(url, trunk, checkpoints=(position,))
         for num_more in (1, 2, 60):
             prompt = trunk[:position] + random_tokens(seed + num_more, num_more)
@@ -152,7 +150,7 @@ def thinking_dropped(url: str) -> list[Exchange]:
     history, invitation, exchanges = random_tokens(9000, 150), random_tokens(9001, 8), []
     lost = []
     # What others did has been learned from, too.
-    httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    HTTP.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     for turn in range(5):
         known = len(history)
         history = history + random_tokens(9010 + turn, 80)

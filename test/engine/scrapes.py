@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from . import promql
+from .client import HTTP
 from .test_examples import TARGET, expressions
 
 Series: TypeAlias = Mapping[str, Sequence[Mapping[str, str]]]
@@ -38,7 +38,7 @@ def scraped(*urls: str) -> Series:
     """The series of these servers."""
     found: dict[str, list[Mapping[str, str]]] = {}
     for url in urls:
-        answer = httpx.get(f"{url}/metrics", timeout=60.0, trust_env=False, follow_redirects=True).raise_for_status()
+        answer = HTTP.get(f"{url}/metrics", timeout=60.0, follow_redirects=True).raise_for_status()
         for family in text_string_to_metric_families(answer.text):
             for sample in family.samples:
                 found.setdefault(sample.name, []).append(sample.labels)

@@ -28,6 +28,7 @@ from marconi_cpu.demo.size import NUM_STATES, Size
 from marconi_cpu.demo.stream import REASONING_TEMPLATE, WrongAnswer, generated
 from marconi_cpu.demo.traffic import KINDS, Texts, parted
 
+from .client import HTTP
 from .processes import is_gone
 
 T = TypeVar("T")
@@ -145,7 +146,7 @@ def wait_for(look: Callable[[], T | None], *, within_s: float) -> T:
 
 def is_answering(url: str) -> bool | None:
     try:
-        return httpx.get(f"{url}/health", timeout=5.0).status_code == 200 or None
+        return HTTP.get(f"{url}/health", timeout=5.0).status_code == 200 or None
     except httpx.TransportError:
         return None
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
 from .breaking import require_broken
-from .client import generate, random_tokens
+from .client import HTTP, generate, random_tokens
 from .conftest import NEGATIVE_CONTROL, EntryPoint, Launch, server_args
 from .disaggregated import SERVER, Pair, disaggregated
 from .matrix import MATRIX
@@ -36,7 +35,7 @@ def test_a_second_turn_is_hit_where_the_first_ones_prompt_ended(
     launch: Launch, server: Pair, references: Callable[[str], Reference]
 ) -> None:
     """The prefill server never sees an answer."""
-    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     page = int(launch.choice.page) if launch.choice else 1
     exchanges = []
     for length in (30, 31, 32, 33, 41, 47, 48, 49):
@@ -51,7 +50,7 @@ def test_a_second_turn_is_hit_where_the_first_ones_prompt_ended(
 def test_prompts_that_arrive_together_wait_for_one_of_them(
     launch: Launch, server: Pair, references: Callable[[str], Reference]
 ) -> None:
-    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     shared = random_tokens(33_000, 400)
     exchanges = together(server.url, [shared + random_tokens(33_001 + index, 20 + index) for index in range(6)])
     assert references(launch.family).divergences(exchanges) == []
@@ -71,7 +70,7 @@ def test_the_decode_server_says_whose_cache_it_has_and_nothing_of_what_another_k
     assert "marconi: a decode server keeps no prefixes" in server.decode.log_path.read_text(errors="replace")
     sampling = {"max_new_tokens": 2, "custom_params": {"marconi_checkpoints": [20]}}
     body = {"input_ids": random_tokens(35_000, 40), "sampling_params": sampling}
-    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60.0).raise_for_status().json()
+    answer = HTTP.post(f"{server.url}/generate", json=body, timeout=60.0).raise_for_status().json()
     assert "marconi_checkpoints" not in answer["meta_info"]
 
 

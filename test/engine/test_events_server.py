@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
@@ -25,7 +24,7 @@ from marconi.process import LAUNCH
 from marconi_cpu.demo.server_process import ServerFailed, ServerProcess
 from rig import vllm_events as vllm
 
-from .client import random_tokens
+from .client import HTTP, random_tokens
 from .conftest import BY_REQUESTS, MARCONI, EntryPoint, StartServer
 from .listener import Listener, Prompt, hold_against, listener, told_by
 from .processes import free_ports
@@ -89,7 +88,7 @@ def test_a_listener_knows_what_the_server_has_of_each_prompt_through_evictions(
         (((expected, num_cached),),) = hold_against([deaf], [evicted])
         assert expected > num_cached, "the control does not turn red"
     assert sum(num_cached > 0 for _, num_cached in found) > 4
-    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    (status,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert sum(status["evictions"].values()) > 10
     assert router.fleet.stats.num_gaps == 0
 
@@ -107,7 +106,7 @@ def test_requests_that_run_together_leave_what_the_events_say(server: ServerProc
 def test_the_same_tokens_are_another_prefix_to_another_adapter_and_tenant(
     server: ServerProcess, router: Listener
 ) -> None:
-    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     ids = tuple(random_tokens(31, 150))
     asked = [Prompt(ids, *names) for names in NAMES]
     for number, prompt in enumerate(asked):
@@ -143,18 +142,18 @@ def test_a_server_tells_what_it_runs_and_once_idle_what_memory_is_left(server: S
     assert 1 < max(load.num_waiting for load in loads) < num_clients
     assert max(load.num_prefill_tokens for load in loads) > 0
     assert loads[-1].num_prefill_tokens == 0
-    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    (status,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     kv, slots = status["kv_tokens"], status["state_slots"]
     assert loads[-1].memory == FreeMemory(kv["free"], kv["cached"], slots["free"], slots["cached"])
 
 
 def test_a_flush_leaves_nothing(server: ServerProcess, router: Listener) -> None:
     prompt = Prompt(tuple(random_tokens(32, 150)))
-    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     prompt.send(server.url)
     router.settle()
     assert router.hit_tokens(prompt) > 0
-    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     router.settle()
     assert router.held() == (set(), set())
     assert (router.hit_tokens(prompt), prompt.send(server.url)) == (0, 0)
@@ -164,7 +163,7 @@ def test_a_flush_leaves_nothing(server: ServerProcess, router: Listener) -> None
 def test_decoders_of_sglang_and_vllm_read_every_payload_and_find_the_same_whole_blocks(
     schema: Any, server: ServerProcess, router: Listener
 ) -> None:
-    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     router.settle()
     router.payloads.clear()
     for prompt in prompts(seed=3):
@@ -272,10 +271,10 @@ def test_sglangs_own_publisher_tells_its_consumers_what_a_prompt_may_find(
             assert sum(num_cached == expected > 0 for expected, _, num_cached in found) > 4
             assert any(without_removals > expected for expected, without_removals, _ in found), "nothing was removed"
             hear()
-            (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+            (rank,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
             assert len(known) * page == rank["kv_tokens"]["cached"]
             assert rank["events"]["num_events"] > 0, "ours are published beside"
-            httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+            HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
             Prompt(tuple(random_tokens(41, 40))).send(server.url)
             hear()
             assert {len(paths[each]) for each in known} <= {page, 2 * page}

@@ -21,7 +21,7 @@ from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.misses import Cause, Explanation, Miss
 from marconi_cpu.demo.server_process import ServerProcess
 
-from .client import random_tokens
+from .client import HTTP, random_tokens
 from .conftest import STANDARD, StartServer
 from .scenarios import EXTRA_BUFFER
 
@@ -32,7 +32,7 @@ def answer(url: str, prompt: list[int], **fields: Any) -> dict[str, Any]:
     custom = {EXPLAIN: True, **fields.pop("custom", {})}
     sampling = {"temperature": 0, "max_new_tokens": 4, "custom_params": custom}
     body = {"input_ids": prompt, "sampling_params": sampling, **fields}
-    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
+    response = HTTP.post(f"{url}/generate", json=body, timeout=300.0)
     assert response.status_code == 200, response.text
     meta: dict[str, Any] = response.json()["meta_info"]
     return meta
@@ -54,7 +54,7 @@ def causes(meta: dict[str, Any]) -> dict[str, int]:
 
 def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) -> None:
     # Whatever else is there may be worth more than the states of these prompts.
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     prompt = random_tokens(500, 300)
     # Asked for, since what the server learned of earlier tests' turns may say that a state before it is enough.
     assert causes(answer(server.url, prompt, custom={KEY: [299]})) == {"first_seen": 299, "last_token": 1}
@@ -65,7 +65,7 @@ def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) ->
     assert "diverged" not in other[EXPLAIN], "no tokens without --marconi-explain text"
     salted = answer(server.url, [*prompt, *random_tokens(504, 20)], extra_key="another", rid="another")
     assert causes(salted) == {"first_seen": 319, "last_token": 1}, "a client learns nothing of others"
-    (rank,) = httpx.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
     (listed,) = (each for each in rank["requests"] if each["rid"] == "another")
     line = re.sub(r" since the flush [^;]+", "", listed["line"])
     assert line == "hit 0 of 320; 300: known in another name space; 19: first seen; 1: last token"
@@ -81,7 +81,7 @@ def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) ->
 def test_after_a_flush_what_is_first_seen_says_since_when(server: ServerProcess) -> None:
     prompt = random_tokens(510, 120)
     answer(server.url, prompt)
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     again = answer(server.url, prompt)
     assert causes(again) == {"first_seen": 119, "last_token": 1}
     assert "119: first seen since the flush" in again[EXPLAIN]["line"]
@@ -91,7 +91,7 @@ def test_who_does_not_ask_is_told_nothing_and_nonsense_is_refused_in_a_line(serv
     assert EXPLAIN not in answer(server.url, random_tokens(520, 20), custom={EXPLAIN: False})
     sampling = {"max_new_tokens": 1, "custom_params": {EXPLAIN: "yes"}}
     body = {"input_ids": random_tokens(520, 20), "sampling_params": sampling}
-    response = httpx.post(f"{server.url}/generate", json=body, timeout=60.0)
+    response = HTTP.post(f"{server.url}/generate", json=body, timeout=60.0)
     assert response.status_code == 400
     assert "custom_params.marconi_explain must be true or false, got 'yes'" in response.text
 
@@ -107,7 +107,7 @@ def opened(url: str, path: str, *, explain: bool = True, **fields: Any) -> Abstr
     """An OpenAI stream."""
     custom = {"custom_params": {EXPLAIN: True}} if explain else {}
     body = {"model": "m", **PROMPTS[path], "max_tokens": 4, "temperature": 0, "stream": True, **custom, **fields}
-    return httpx.stream("POST", f"{url}/{path}", json=body, timeout=300.0)
+    return HTTP.stream("POST", f"{url}/{path}", json=body, timeout=300.0)
 
 
 def streamed(url: str, path: str, **fields: Any) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ def streamed(url: str, path: str, **fields: Any) -> list[dict[str, Any]]:
 def test_the_last_part_of_a_stream_explains(server: ServerProcess) -> None:
     sampling = {"temperature": 0, "max_new_tokens": 4, "custom_params": {EXPLAIN: True}}
     body = {"input_ids": random_tokens(530, 50), "sampling_params": sampling, "stream": True}
-    with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=300.0) as response:
+    with HTTP.stream("POST", f"{server.url}/generate", json=body, timeout=300.0) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
     *earlier, last = (json.loads(line)["meta_info"] for line in lines)
     assert earlier
@@ -140,7 +140,7 @@ def test_an_openai_stream_ends_with_the_metadata_of_the_same_answer_in_one_piece
     streamed(server.url, path, **fields)
     body = {"model": "m", **PROMPTS[path], "max_tokens": 4, "temperature": 0, "n": num_choices}
     body["custom_params"] = {EXPLAIN: True, KEY: [3]}
-    whole = httpx.post(f"{server.url}/{path}", json=body, timeout=300.0).json()["metadata"]
+    whole = HTTP.post(f"{server.url}/{path}", json=body, timeout=300.0).json()["metadata"]
     *chunks, last = streamed(server.url, path, **fields, custom_params={EXPLAIN: True, KEY: [3]})
     assert last["choices"] == []
     assert set(last["metadata"]) == set(whole) > {EXPLAIN, KEY}
@@ -164,7 +164,7 @@ def test_a_client_that_disconnects_from_a_stream_that_explains_leaves_nothing_ru
         assert next(response.iter_lines()).startswith("data: {")
     deadline_s = time.monotonic() + 60.0
     while True:
-        (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+        (rank,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
         if rank["state_slots"]["in_use"] == 0:
             break
         assert time.monotonic() < deadline_s
@@ -175,13 +175,13 @@ def test_a_client_that_disconnects_from_a_stream_that_explains_leaves_nothing_ru
 
 def test_the_latest_requests_are_listed_newest_first_and_the_counts_add_up(server: ServerProcess) -> None:
     rids = [answer(server.url, random_tokens(540 + number, 30), rid=f"explained-{number}")["id"] for number in range(3)]
-    (rank,) = httpx.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
     assert [each["rid"] for each in rank["requests"][:3]] == rids[::-1]
     assert len(rank["requests"]) <= MAX_LATEST
     newest = rank["requests"][0]
     assert re.fullmatch(r"hit 0 of 30; 29: first seen( since the flush [^;]+)?; 1: last token", newest["line"])
     assert 0 <= newest["seconds_ago"] < 60
-    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    (status,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     missed = {cause: num for cause, num in status["num_missed_tokens"].items() if cause != "uncached"}
     assert sum(missed.values()) == status["num_prompt_tokens"] - status["num_hit_tokens"]
     assert set(missed) | {"uncached"} == set(Cause) == set(status["missed_s"])
@@ -194,7 +194,7 @@ def test_a_server_that_explains_nothing_says_so_and_hits_the_same(
     silent = start_server(models["gdn"], (*STANDARD["gdn", EXTRA_BUFFER].args, "--marconi-explain", "off"))
     prompt, hits = random_tokens(560, 300), {}
     for url in (server.url, silent.url):
-        assert httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+        assert HTTP.post(f"{url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
         answers = [answer(url, prompt, custom={KEY: [299]}), answer(url, prompt)]
         answer(url, [*prompt[:200], *random_tokens(561, 100)], custom={KEY: [200]})
         answers.append(answer(url, [*prompt[:200], *random_tokens(562, 50)]))
@@ -202,11 +202,11 @@ def test_a_server_that_explains_nothing_says_so_and_hits_the_same(
         lines = {meta[EXPLAIN]["line"] for meta in answers}
         assert (lines == {OFF}) == (url == silent.url)
     assert hits[silent.url] == hits[server.url] == [0, 299, 200]
-    latest = httpx.get(f"{silent.url}/marconi/requests", timeout=60.0)
+    latest = HTTP.get(f"{silent.url}/marconi/requests", timeout=60.0)
     assert (latest.status_code, latest.json()) == (404, {"error": OFF})
-    (rank,) = httpx.get(f"{silent.url}/marconi", timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{silent.url}/marconi", timeout=60.0).json()["ranks"]
     assert (rank["explain"], rank["num_missed_tokens"], rank["missed_s"]) == ("off", None, None)
-    exported = [httpx.get(f"{each.url}/metrics", timeout=60.0).text for each in (server, silent)]
+    exported = [HTTP.get(f"{each.url}/metrics", timeout=60.0).text for each in (server, silent)]
     assert ["cause=" in each for each in exported] == [True, False], (
         "a series of zeros would say that nothing is missed"
     )
@@ -277,12 +277,12 @@ def test_only_true_and_false_are_a_wish() -> None:
 
 
 def test_a_prompt_that_is_refused_for_its_length_leaves_nothing_and_is_in_no_count(server: ServerProcess) -> None:
-    (before,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
-    limit = httpx.get(f"{server.url}/server_info", timeout=60.0).json()["max_req_input_len"]
+    (before,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    limit = HTTP.get(f"{server.url}/server_info", timeout=60.0).json()["max_req_input_len"]
     body = {"input_ids": random_tokens(550, limit), "sampling_params": {"max_new_tokens": 1}}
-    response = httpx.post(f"{server.url}/generate", json=body, timeout=60.0)
+    response = HTTP.post(f"{server.url}/generate", json=body, timeout=60.0)
     assert response.status_code == 400, response.text
-    (after,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    (after,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     counts = ("num_requests", "num_requests_uncached", "num_prompt_tokens", "num_missed_tokens", "num_states_written")
     assert {name: after[name] for name in counts} == {name: before[name] for name in counts}
     assert after["num_states"] <= before["num_states"]

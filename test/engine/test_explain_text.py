@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
 from marconi.engine.http.diverged import DIVERGED, with_text
 from marconi.engine.reports.explain import EXPLAIN
 from marconi_cpu.demo.server_process import ServerProcess
 
-from .client import random_tokens
+from .client import HTTP, random_tokens
 from .test_explain import PROMPTS, answer, streamed
 from .test_runtime_endpoints import ADMIN_KEY, HOST
 
@@ -21,7 +20,7 @@ def flushed(request: pytest.FixtureRequest) -> None:
     """Every test begins with an empty cache."""
     if "server" in request.fixturenames:
         server: ServerProcess = request.getfixturevalue("server")
-        assert httpx.post(f"{server.url}/flush_cache?timeout=30", headers=AS_OPERATOR, timeout=60.0).status_code == 200
+        assert HTTP.post(f"{server.url}/flush_cache?timeout=30", headers=AS_OPERATOR, timeout=60.0).status_code == 200
 
 
 AS_OPERATOR = {"Authorization": f"Bearer {ADMIN_KEY}"}
@@ -29,7 +28,7 @@ AS_OPERATOR = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
 def listed(server: ServerProcess, rid: str) -> dict[str, Any]:
     """A request in the operator's list."""
-    (rank,) = httpx.get(f"{server.url}/marconi/requests", headers=AS_OPERATOR, timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{server.url}/marconi/requests", headers=AS_OPERATOR, timeout=60.0).json()["ranks"]
     (found,) = (each for each in rank["requests"] if each["rid"] == rid)
     return dict(found)
 
@@ -46,13 +45,13 @@ def test_the_tokens_on_both_sides_are_shown_to_who_asks_and_to_the_operator(serv
     assert listed(server, "drifted")["diverged"] == diverged
     answer(server.url, [*known[:100], *other], rid="silent", custom={EXPLAIN: False}, cache_salt="me")
     assert listed(server, "silent")["diverged"]["position"] == 100, "whether it asked or not"
-    shown = httpx.get(f"{server.url}/marconi/requests", timeout=60.0)
+    shown = HTTP.get(f"{server.url}/marconi/requests", timeout=60.0)
     assert shown.status_code in (401, 403), "the operator's alone"
 
 
 def test_saving_is_the_operators_and_names_the_flag_that_it_needs(server: ServerProcess) -> None:
-    assert httpx.post(f"{server.url}/marconi/save", timeout=60.0).status_code in (401, 403)
-    refused = httpx.post(f"{server.url}/marconi/save", headers=AS_OPERATOR, timeout=60.0)
+    assert HTTP.post(f"{server.url}/marconi/save", timeout=60.0).status_code in (401, 403)
+    refused = HTTP.post(f"{server.url}/marconi/save", headers=AS_OPERATOR, timeout=60.0)
     assert (refused.status_code, "--marconi-save-dir" in refused.json()["error"]) == (404, True)
 
 
@@ -71,7 +70,7 @@ def test_texts_are_those_of_the_tokens(server: ServerProcess) -> None:
     custom = {"custom_params": {EXPLAIN: True}, "max_tokens": 2, "model": "m"}
     for text in ("a long beginning, then this: one", "a long beginning, then this: two, and more"):
         body = {"prompt": text, "cache_salt": "me", **custom}
-        told = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300.0).json()["metadata"][EXPLAIN]
+        told = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=300.0).json()["metadata"][EXPLAIN]
     diverged = told["diverged"]
     assert diverged["position"] == len("a long beginning, then this: ")
     assert diverged["before"]["text"].endswith("then this: ")
@@ -109,8 +108,7 @@ def test_neither_log_nor_metrics_nor_status_show_tokens(server: ServerProcess) -
     assert "logged" in log, "SGLang logs the request with its meta-information"
     assert EXPLAIN in log
     elsewhere = [
-        httpx.get(f"{server.url}{path}", headers=AS_OPERATOR, timeout=60.0).text
-        for path in ("/marconi", "/server_info")
+        HTTP.get(f"{server.url}{path}", headers=AS_OPERATOR, timeout=60.0).text for path in ("/marconi", "/server_info")
     ]
     for text in (log, *elsewhere):
         assert DIVERGED not in text

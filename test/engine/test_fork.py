@@ -2,14 +2,13 @@
 
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 import sglang as sgl
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
 from marconi_cpu.demo.server_process import ServerProcess
 
-from .client import generate, random_tokens
+from .client import HTTP, generate, random_tokens
 from .conftest import STANDARD, Launch, server_args
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
@@ -40,7 +39,7 @@ class Served(NamedTuple):
 @pytest.fixture
 def served(server: ServerProcess, launch: Launch) -> Served:
     """With an empty cache."""
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     return Served(server.url, PAGE_TOKENS if launch is PAGED else 1)
 
 
@@ -66,7 +65,7 @@ def test_branches_that_start_at_a_fork_answer_as_those_that_compute_everything(s
     prefix = random_tokens(3000, 400)
     prompts = [prefix + random_tokens(3001 + index, 20) for index in range(2)]
     expected = [generate(served.url, prompt) for prompt in prompts[:1]]
-    assert httpx.post(f"{served.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{served.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     commit(served, prefix)
     got = [generate(served.url, prompt) for prompt in prompts]
     assert [answer.num_cached_tokens for answer in got] == [served.depth(400)] * 2
@@ -76,7 +75,7 @@ def test_branches_that_start_at_a_fork_answer_as_those_that_compute_everything(s
 
 def commit(served: Served, prompt: list[int], **fields: Any) -> None:
     body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 0}, **fields}
-    httpx.post(f"{served.url}/generate", json=body, timeout=300.0).raise_for_status()
+    HTTP.post(f"{served.url}/generate", json=body, timeout=300.0).raise_for_status()
 
 
 def num_cached(served: Served, prompt: list[int]) -> int:
@@ -101,7 +100,7 @@ def test_a_prefix_that_is_committed_again_is_written_once(served: Served) -> Non
 
 
 def num_states_written(served: Served) -> int:
-    (rank,) = httpx.get(f"{served.url}/marconi", timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{served.url}/marconi", timeout=60.0).json()["ranks"]
     num: int = rank["num_states_written"]
     return num
 
@@ -109,5 +108,5 @@ def num_states_written(served: Served) -> int:
 def test_cache_prefix_of_the_frontend_asks_as_well(served: Served) -> None:
     RuntimeEndpoint(served.url).cache_prefix(CONTEXT)
     body = {"text": f"{CONTEXT}And?", "sampling_params": {"max_new_tokens": 2}}
-    meta = httpx.post(f"{served.url}/generate", json=body, timeout=300.0).json()["meta_info"]
+    meta = HTTP.post(f"{served.url}/generate", json=body, timeout=300.0).json()["meta_info"]
     assert meta["cached_tokens"] == served.depth(NUM_TOKENS)

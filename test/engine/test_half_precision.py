@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import httpx
 import pytest
 import torch
 
@@ -25,6 +24,7 @@ from marconi_cpu import tiny_model
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, broken_states
+from .client import HTTP
 from .conftest import BROKEN_STATE_SERVER, MARCONI, STRATEGY_ARGS, EntryPoint, server_args
 from .exact_model import ExactModel
 from .matrix import NEXTN
@@ -189,7 +189,7 @@ def test_a_reused_state_answers_as_the_model_does(serving: Serving, exact: Exact
     if not is_right(*found):
         leave_for_stock(case, exchanges, found)
     assert is_right(*found), f"median errors (computed anew, reused) are {found}"
-    (rank,) = httpx.get(f"{serving.url}/marconi", timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{serving.url}/marconi", timeout=60.0).json()["ranks"]
     assert rank["why_not_planned"] is None
     assert (rank["joint_bytes"] is not None) == case.has_one_pool
     hits = {each.completion.num_cached_tokens for each in exchanges}
@@ -198,7 +198,7 @@ def test_a_reused_state_answers_as_the_model_does(serving: Serving, exact: Exact
     if case.has_host_tier:
         assert host_of(serving)["num_loads"], "nothing came back from the host"
     if case.has_drafts:
-        (state,) = httpx.get(f"{serving.url}/server_info", timeout=60.0).json()["internal_states"]
+        (state,) = HTTP.get(f"{serving.url}/server_info", timeout=60.0).json()["internal_states"]
         assert state["avg_spec_accept_length"] > 1.1, "no draft was accepted"
     log = serving.server.log_path.read_text(errors="replace")
     assert ("Using FlashInfer GDN kernels" in log) == case.is_flashinfer, "the kernels are not those of the case"

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from marconi.engine.cache.scheduler import asked_by, count_dropped, shared_elsewhere
@@ -19,7 +18,7 @@ from marconi.engine.reports.explain import EXPLAIN
 from marconi.events.base import SHARED_ELSEWHERE
 from marconi_cpu.demo.server_process import ServerProcess
 
-from .client import NUM_TOKENS, Completion, generate, random_tokens
+from .client import HTTP, NUM_TOKENS, Completion, generate, random_tokens
 from .conftest import MARCONI, STANDARD, StartServer
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER
 
@@ -42,7 +41,7 @@ def flushed(request: pytest.FixtureRequest) -> None:
 
 
 def flush(server: ServerProcess) -> None:
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
 
 
 def ask(server: ServerProcess, prompt: list[int], hints: object = None, **fields: Any) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def ask(server: ServerProcess, prompt: list[int], hints: object = None, **fields
     if hints is not None:
         sampling["custom_params"] = {"marconi_checkpoints": hints}
     body = {"input_ids": prompt, "sampling_params": sampling | fields.pop("sampling_params", {}), **fields}
-    response = httpx.post(f"{server.url}/generate", json=body, timeout=300.0)
+    response = HTTP.post(f"{server.url}/generate", json=body, timeout=300.0)
     assert response.status_code == 200, response.text
     meta: dict[str, Any] = response.json()["meta_info"]
     return meta
@@ -132,11 +131,11 @@ def test_a_batch_and_a_stream_are_told_as_well(server: ServerProcess) -> None:
     sampling = {"max_new_tokens": 3, "custom_params": {"marconi_checkpoints": [-1, 9]}}
     prompts = [random_tokens(2560 + index, 60 + index) for index in range(2)]
     body = {"input_ids": prompts, "sampling_params": sampling}
-    answers = httpx.post(f"{server.url}/generate", json=body, timeout=300.0).json()
+    answers = HTTP.post(f"{server.url}/generate", json=body, timeout=300.0).json()
     assert [answer["meta_info"]["marconi_checkpoints"]["num_asked"] for answer in answers] == [2, 2]
     assert [num_cached(server, [*prompt, 7, 8]) for prompt in prompts] == [60, 61]
     body = {"input_ids": random_tokens(2570, 50), "sampling_params": sampling, "stream": True}
-    stream = httpx.post(f"{server.url}/generate", json=body, timeout=300.0).text
+    stream = HTTP.post(f"{server.url}/generate", json=body, timeout=300.0).text
     chunks = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
     assert [chunk["meta_info"]["marconi_checkpoints"]["num_asked"] for chunk in chunks] == [2] * len(chunks)
 
@@ -160,7 +159,7 @@ def test_what_is_no_list_of_positions_gets_400_in_one_line(server: ServerProcess
         "v1/completions": {"model": "m", "prompt": random_tokens(2580, 50), **custom},
         "v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "ten tokens"}], **custom},
     }[path]
-    response = httpx.post(f"{server.url}/{path}", json=body, timeout=60.0)
+    response = HTTP.post(f"{server.url}/{path}", json=body, timeout=60.0)
     assert response.status_code == 400, response.text
     answer = response.json()
     line = answer.get("message") or answer["error"]["message"]
@@ -172,7 +171,7 @@ def test_what_is_no_list_of_positions_gets_400_in_one_line(server: ServerProcess
 def test_a_hint_of_null_is_refused_too(server: ServerProcess) -> None:
     custom = {"custom_params": {"marconi_checkpoints": None}}
     body = {"input_ids": random_tokens(2580, 50), "sampling_params": custom}
-    response = httpx.post(f"{server.url}/generate", json=body, timeout=60.0)
+    response = HTTP.post(f"{server.url}/generate", json=body, timeout=60.0)
     assert (response.status_code, "must be a list" in response.text) == (400, True)
 
 
@@ -190,7 +189,7 @@ def test_custom_params_of_any_type_are_answered(server: ServerProcess, max_new_t
 
 def chat(server: ServerProcess, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
     body = {"model": "m", "temperature": 0, "max_tokens": 4, "messages": messages, **fields}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=300.0)
+    response = HTTP.post(f"{server.url}/v1/chat/completions", json=body, timeout=300.0)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
@@ -205,7 +204,7 @@ def test_openai_answers_say_in_their_metadata_what_became_of_the_hints(server: S
     custom = {"custom_params": {"marconi_checkpoints": [1, 2, 3, 4, 5]}}
     expected = {"num_asked": 5, "num_left_out": 1, "num_without_slot": 0}
     body = {"model": "m", "prompt": random_tokens(2600, 50), "max_tokens": 3, **custom}
-    completion = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300.0).json()
+    completion = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=300.0).json()
     assert completion["metadata"]["marconi_checkpoints"] == expected
     answer = chat(server, [{"role": "user", "content": "hello"}], return_meta_info=True, **custom)
     assert answer["metadata"]["marconi_checkpoints"] == expected
@@ -236,14 +235,14 @@ def test_a_marked_document_is_shared_by_questions_in_the_same_message(server: Se
 def test_a_mark_of_another_type_gets_400_in_one_line(server: ServerProcess) -> None:
     message = {"role": "user", "content": "x", "cache_control": {"type": "persistent"}}
     body = {"model": "m", "messages": [message]}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60.0)
+    response = HTTP.post(f"{server.url}/v1/chat/completions", json=body, timeout=60.0)
     assert response.status_code == 400
     expected = 'messages[0].cache_control must be {"type": "ephemeral"}, got {"type": "persistent"}'
     assert response.json()["message"] == expected
 
 
 def test_the_server_is_whole_and_its_log_has_no_traceback(server: ServerProcess) -> None:
-    assert httpx.get(f"{server.url}/health", timeout=60.0).status_code == 200
+    assert HTTP.get(f"{server.url}/health", timeout=60.0).status_code == 200
     log = server.log_path.read_text(errors="replace")
     assert "Traceback" not in log
     assert "were not written" not in log
@@ -262,7 +261,7 @@ def test_where_slots_run_out_the_deepest_hints_are_dropped_and_told(
     prompt = random_tokens(2700, 200)
     told = ask(server, prompt, [32, 64, 96, 128])
     assert told["marconi_checkpoints"] == {"num_asked": 4, "num_left_out": 0, "num_without_slot": 1}
-    (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert rank["num_states_not_written"] == 3, "the deepest that was asked for, and the two for the next turn"
     assert num_cached(server, prompt[:128] + random_tokens(2701, 20)) == 96
 

@@ -8,12 +8,12 @@ the rounding, and every other answer is not.
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from marconi.process import LAUNCH
 from marconi_cpu.demo.server_process import ServerProcess
 
+from .client import HTTP
 from .conftest import EntryPoint, server_args
 from .reference import MAX_LOGPROB_DIFFERENCE, Reference, difference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange
@@ -48,7 +48,7 @@ def test_only_answers_that_resume_from_a_checkpoint_are_rounded(
     args, entry_point = [*server_args(EXTRA_BUFFER), INT8], preload(LAUNCH)
     with ServerProcess(models["gdn"], args, log_path=tmp_path / "log", entry_point=entry_point) as server:
         exchanges = [exchange for scenario in ASKED for exchange in scenario.ask(server.url)]
-        (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+        (rank,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     anew = [off_by(each) for each in exchanges if not each.completion.num_cached_tokens]
     resumed = sorted(off_by(each) for each in exchanges if each.completion.num_cached_tokens)
     assert max(anew) <= MAX_LOGPROB_DIFFERENCE, "a live state was rounded"

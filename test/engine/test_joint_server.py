@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from marconi.process import LAUNCH
 from marconi_cpu.demo.server_process import ServerFailed, ServerProcess
 
 from .breaking import broken_states
-from .client import generate, random_tokens
+from .client import HTTP, generate, random_tokens
 from .conftest import BY_REQUESTS, CONSENSUS, MARCONI, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch
 from .matrix import SERVER
 from .reference import Reference
@@ -43,7 +42,7 @@ def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
     assert references("gdn").divergences(exchanges) == []
     hits = [exchange.completion.num_cached_tokens for exchange in exchanges]
     assert sum(hit > 0 for hit in hits) > 10
-    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    (status,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     pool = status["joint_bytes"]
     assert pool["free"] + pool["cached"] == pool["size"], "idle: nothing is in use"
     assert status["evictions"]["bytes"] > 10
@@ -82,7 +81,7 @@ def test_a_server_whose_memory_no_flag_divides_chooses_one_pool_and_says_so(
         prompt = random_tokens(900, 420)
         prompts = [prompt, prompt, [*prompt[:200], *random_tokens(901, 90)], [*prompt, *random_tokens(902, 60)]]
         exchanges = [Exchange(tuple(each), generate(server.url, each)) for each in prompts]
-        (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+        (status,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert references("gdn").divergences(exchanges) == []
     assert [exchange.completion.num_cached_tokens > 0 for exchange in exchanges] == [False, True, False, True]
     assert status["joint_bytes"] is not None

@@ -5,7 +5,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from sglang.srt.arg_groups import speculative_hook
 
@@ -15,6 +14,7 @@ from marconi.check.machine import Machine, Platform
 from marconi.engine.launch.model import Model
 
 from .breaking import broken_states
+from .client import HTTP
 from .conftest import NEGATIVE_CONTROL, Launch
 from .matrix import BEYOND, FLAGS, HOST_TIER, MATRIX, NONE, PREFILL, REFUSED, Choice
 from .reference import Reference
@@ -118,7 +118,7 @@ def test_negative_control_a_broken_state_is_seen(
 
 def test_nothing_is_in_use_once_all_have_ended(launch: Launch, server: Any) -> None:
     holder = getattr(server, "prefill", server)
-    ranks = httpx.get(f"{holder.url}/marconi", timeout=60.0).json()["ranks"]
+    ranks = HTTP.get(f"{holder.url}/marconi", timeout=60.0).json()["ranks"]
     assert len(ranks) == (2 if "--dp-size" in launch.args else 1), "each cache says once what it holds"
     assert ranks[-1]["num_requests"] > 0
     for status in ranks:

@@ -14,13 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import require_broken
-from .client import random_tokens
+from .client import HTTP, random_tokens
 from .conftest import MARCONI, POOLS, STRATEGY_ARGS, EntryPoint
 from .mixed_step_server import LINE, SHIFTED
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 Start = Callable[..., ServerProcess]
 ENTRY_POINT = (str(Path(__file__).with_name("mixed_step_server.py")),)
-NUM_REQUESTS = 16
+NUM_REQUESTS = 12
 SETTINGS = {
     "mamba2": ("mamba2", NO_BUFFER, "1"),
     "gdn-page-64": ("gdn", EXTRA_BUFFER, "64"),
@@ -57,7 +56,7 @@ def ask(url: str, prompt: list[int], max_new_tokens: int) -> tuple[list[int], in
     """The answer, and how much of the prompt came from the cache."""
     sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
     body = {"input_ids": prompt, "sampling_params": sampling}
-    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
+    response = HTTP.post(f"{url}/generate", json=body, timeout=300.0)
     response.raise_for_status()
     answer = response.json()
     return answer["output_ids"], answer["meta_info"]["cached_tokens"]
@@ -70,7 +69,7 @@ def decoding(url: str) -> Iterator[None]:
 
     def keep_on() -> None:
         while not is_over.is_set():
-            ask(url, prompt, 400)
+            ask(url, prompt, 100)
 
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(keep_on)
@@ -87,14 +86,14 @@ def wrong_answers(url: str) -> tuple[list[int], int]:
 
     def late(number: int) -> tuple[list[int], int]:
         time.sleep(0.05 * number)
-        return ask(url, asked[number], 40 + number)
+        return ask(url, asked[number], 20 + number)
 
     with decoding(url), ThreadPoolExecutor(6) as pool:
         together = [*pool.map(late, range(NUM_REQUESTS)), *pool.map(late, range(NUM_REQUESTS))]
     wrong = []
     for number in range(NUM_REQUESTS):
-        assert httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
-        alone, num_cached = ask(url, asked[number], 40 + number)
+        assert HTTP.post(f"{url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+        alone, num_cached = ask(url, asked[number], 20 + number)
         assert num_cached == 0
         wrong += [number for ids, _ in (together[number], together[NUM_REQUESTS + number]) if ids != alone]
     return wrong, sum(num_cached for _, num_cached in together)

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-import httpx
 import pytest
 import torch
 
@@ -22,7 +21,7 @@ from marconi.process import LAUNCH
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, broken_states
-from .client import Completion, generate, random_tokens
+from .client import HTTP, Completion, generate, random_tokens
 from .conftest import BROKEN_STATE_SERVER, EntryPoint, server_args
 from .reference import MAX_LOGPROB_DIFFERENCE, difference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
@@ -74,7 +73,7 @@ def serving(
 def hits(url: str, seed: int, num_trunk_tokens: int) -> Iterator[tuple[list[int], Completion]]:
     """Prompts that go on from the first `CUT` tokens of a trunk, where it was asked to leave a state."""
     trunk = random_tokens(seed, num_trunk_tokens)
-    httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    HTTP.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     generate(url, trunk, checkpoints=(CUT,))
     for num_more in (1, 40, CUT):
         prompt = trunk[:CUT] + random_tokens(1000 * num_more + seed, num_more)

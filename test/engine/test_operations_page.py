@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from marconi.process import GuardedServer
 from structure.pages import page, shell
 
+from .client import HTTP
 from .conftest import EntryPoint
 from .processes import free_ports
 from .routers import Router
@@ -87,7 +87,7 @@ def asked(canary: Canary, session: str, text: str) -> tuple[str, str]:
 
 
 def counted(server: GuardedServer, metric: str) -> float:
-    text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    text = HTTP.get(f"{server.url}/metrics").text
     return sum(float(value) for value in re.findall(rf"^{metric}{{.*}} (\S+)$", text, re.MULTILINE))
 
 
@@ -107,7 +107,7 @@ def test_the_canary_divides_requests_by_session_and_both_workers_count_the_same_
         prompts, cached = (counted(server, f"sglang:{name}_tokens_total") for name in ("prompt", "cached"))
         assert 0 < cached < prompts
         assert counted(server, "sglang:time_to_first_token_seconds_count") > 0
-        assert all(name in httpx.get(f"{server.url}/metrics", trust_env=False).text for name in named)
+        assert all(name in HTTP.get(f"{server.url}/metrics").text for name in named)
     assert counted(canary.marconi, "marconi_hit_tokens_total") > 0
     assert not counted(canary.stock, "marconi_hit_tokens_total")
 

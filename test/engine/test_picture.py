@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
@@ -17,7 +16,7 @@ from marconi.view.standing import Standing
 from marconi_cpu.demo.server_process import ServerProcess
 from rig.pools import Strategy
 
-from .client import NUM_TOKENS, generate, random_tokens
+from .client import HTTP, NUM_TOKENS, generate, random_tokens
 from .conftest import STANDARD
 from .host_replays import Setting, agents, on_marconi
 from .scenarios import EXTRA_BUFFER
@@ -86,18 +85,18 @@ def test_once_nobody_looks_evictions_are_noted_no_longer_until_somebody_does(mon
 
 
 def frame_of(url: str) -> dict[str, Any]:
-    response = httpx.get(f"{url}/marconi/ui/frame", timeout=60.0)
+    response = HTTP.get(f"{url}/marconi/ui/frame", timeout=60.0)
     assert response.status_code == 200, response.text
     frame: dict[str, Any] = response.json()
     return frame
 
 
 def test_a_server_draws_what_its_cache_holds(server: ServerProcess) -> None:
-    page = httpx.get(f"{server.url}/marconi/ui", timeout=60.0)
+    page = HTTP.get(f"{server.url}/marconi/ui", timeout=60.0)
     assert page.headers["content-type"].startswith("text/html")
     assert 'data-source="ui/frame?dp_rank=0" data-requests="requests?dp_rank=0"' in page.text
     # Whatever else is there may be worth more than what this prompt leaves.
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     frame_of(server.url)
     prompt = random_tokens(600, 250)
     for _ in range(2):
@@ -105,13 +104,13 @@ def test_a_server_draws_what_its_cache_holds(server: ServerProcess) -> None:
     frame = frame_of(server.url)
     assert frame["hit_tokens"] == 249
     assert sum(frame["missed_tokens"].values()) == 251
-    (rank,) = httpx.get(f"{server.url}/marconi/requests?dp_rank=0", timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{server.url}/marconi/requests?dp_rank=0", timeout=60.0).json()["ranks"]
     at = frame["nodes"]["hash"].index(int(rank["requests"][0]["prefix"], 16))
     assert frame["nodes"]["depth"][at] == 250 + NUM_TOKENS - 1, "all that it computed"
-    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    (status,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert sum(1 for kind in frame["nodes"]["kind"] if kind & NodeKind.STATE) == status["num_states"]
     for path in ("ui/frame", "requests"):
-        wrong = httpx.get(f"{server.url}/marconi/{path}?dp_rank=3", timeout=60.0)
+        wrong = HTTP.get(f"{server.url}/marconi/{path}?dp_rank=3", timeout=60.0)
         assert (wrong.status_code, wrong.json()) == (404, {"error": "dp_rank must be one of 0, got 3"})
 
 

@@ -20,6 +20,7 @@ from marconi.engine.http.hints import KEY
 from marconi_cpu.demo.server_process import ServerProcess
 from request_bodies import CONTEXT_TOKENS, PLAIN, SESSIONS, bodies
 
+from .client import HTTP
 from .conftest import MARCONI, StartServer
 
 NUM_AT_A_TIME = 4
@@ -144,9 +145,9 @@ def test_no_body_of_a_chat_ends_the_server(answering: Answering, group: list[str
 def test_nothing_is_lost_after_all_of_them(answering: Answering) -> None:
     """Runs last: every KV token and every state slot is free or cached, and some bodies were answered."""
     for name in SESSIONS:
-        httpx.post(f"{answering.server.url}/close_session", json={"session_id": name}, timeout=60.0)
+        HTTP.post(f"{answering.server.url}/close_session", json={"session_id": name}, timeout=60.0)
     answering.plain()
-    (rank,) = httpx.get(f"{answering.server.url}/marconi", timeout=60.0).json()["ranks"]
+    (rank,) = HTTP.get(f"{answering.server.url}/marconi", timeout=60.0).json()["ranks"]
     for pool in (rank["kv_tokens"], rank["state_slots"]):
         assert pool["free"] + pool["cached"] == pool["size"], pool
     print(f"answers by status: {dict(answering.statuses)}")

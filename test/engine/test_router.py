@@ -17,6 +17,7 @@ from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
 from marconi_cpu.demo.server_process import ServerProcess
 
+from .client import HTTP
 from .conftest import StartServer, server_args
 from .processes import free_ports
 from .routers import Router, arguments, greedy, running
@@ -116,12 +117,10 @@ def test_sessions_stay_where_their_states_are(router: Router) -> None:
 
 def test_a_stream_through_the_router_says_what_a_worker_says(router: Router) -> None:
     body = {"text": SESSION, "sampling_params": greedy(12), "stream": True}
-    with httpx.stream("POST", f"{router.url}/generate", json=body, timeout=120.0, trust_env=False) as answer:
+    with HTTP.stream("POST", f"{router.url}/generate", json=body, timeout=120.0) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
-    whole = httpx.post(
-        f"{router.workers[0].url}/generate", json={**body, "stream": False}, timeout=120.0, trust_env=False
-    ).json()
+    whole = HTTP.post(f"{router.workers[0].url}/generate", json={**body, "stream": False}, timeout=120.0).json()
     assert json.loads(lines[-2].removeprefix("data: "))["text"] == whole["text"]
 
 
@@ -146,13 +145,13 @@ def test_a_frontend_program_with_forks_runs_through_the_router(router: Router) -
 def test_a_client_that_leaves_has_its_request_aborted_on_the_worker(router: Router) -> None:
     def in_use() -> int:
         return sum(
-            httpx.get(f"{worker.url}/marconi", timeout=30.0, trust_env=False).json()["ranks"][0]["kv_tokens"]["in_use"]
+            HTTP.get(f"{worker.url}/marconi", timeout=30.0).json()["ranks"][0]["kv_tokens"]["in_use"]
             for worker in router.workers
         )
 
     # More than it could answer until it is given up.
     body = {"text": "endless " + SESSION, "sampling_params": greedy(7000), "stream": True}
-    with httpx.stream("POST", f"{router.url}/generate", json=body, timeout=120.0, trust_env=False) as answer:
+    with HTTP.stream("POST", f"{router.url}/generate", json=body, timeout=120.0) as answer:
         # A generator that is let go of closes the stream.
         lines = answer.iter_lines()
         first = next(lines)

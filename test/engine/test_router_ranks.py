@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from marconi_cpu.demo.server_process import ServerProcess
 
+from .client import HTTP
 from .conftest import StartServer, server_args
 from .processes import free_ports
 from .routers import Router, greedy, running
@@ -53,7 +53,7 @@ def body_of(route: str, turns: Sequence[str]) -> dict[str, Any]:
 
 def ask(url: str, route: str, turns: Sequence[str], **more: Any) -> int:
     """Cached tokens of the answer."""
-    answer = httpx.post(url + route, json={**body_of(route, turns), **more}, timeout=120.0, trust_env=False)
+    answer = HTTP.post(url + route, json={**body_of(route, turns), **more}, timeout=120.0)
     answer.raise_for_status()
     told = answer.json()
     if route == "/generate":
@@ -121,7 +121,7 @@ def test_a_client_that_asks_for_a_rank_gets_it(router: Router) -> None:
 
 
 def told(server: ServerProcess) -> list[dict[str, Any]]:
-    ranks: list[dict[str, Any]] = httpx.get(f"{server.url}/marconi", timeout=60.0, trust_env=False).json()["ranks"]
+    ranks: list[dict[str, Any]] = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     return ranks
 
 
@@ -166,7 +166,7 @@ def is_everywhere(metric: str) -> bool:
 
 def prompt_tokens(server: ServerProcess) -> dict[int, int]:
     """By the label of a rank; one for each."""
-    text = httpx.get(f"{server.url}/metrics", timeout=60.0, trust_env=False).text
+    text = HTTP.get(f"{server.url}/metrics", timeout=60.0).text
     found = re.findall(r"^marconi_prompt_tokens_total{.*dp_rank=\"(\d)\".*} (\S+)$", text, re.MULTILINE)
     assert len(dict(found)) == len(found)
     return {int(rank): int(float(count)) for rank, count in found}

@@ -15,7 +15,7 @@ import pytest
 from marconi_cpu import tiny_model
 from marconi_cpu.demo.server_process import ServerProcess
 
-from .client import random_tokens, stream
+from .client import HTTP, random_tokens, stream
 from .conftest import MARCONI, STRATEGY_ARGS, Launch
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, Exchange, one, together
@@ -217,14 +217,14 @@ def test_a_session_goes_on_over_a_flush_until_it_is_closed(
             "session_params": {"id": session, "rid": rid},
             "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
         }
-        answer = httpx.post(f"{server.url}/generate", json=body, timeout=60.0).json()
+        answer = HTTP.post(f"{server.url}/generate", json=body, timeout=60.0).json()
         rid = answer["meta_info"]["id"]
         prompt += more
         assert tuple(answer["output_ids"]) == references("gdn").answer(tuple(prompt), 8).token_ids
         prompt += answer["output_ids"]
         done(server.url, "/flush_cache?timeout=30")
     done(server.url, "/close_session", {"session_id": session})
-    gone = httpx.post(f"{server.url}/generate", json=body, timeout=60.0)
+    gone = HTTP.post(f"{server.url}/generate", json=body, timeout=60.0)
     assert gone.status_code == 400
     assert references("gdn").divergences(exchanges(server.url)) == []
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import httpx
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save
@@ -17,7 +16,7 @@ from safetensors.torch import save
 from marconi.engine.persistence import files
 from marconi.process import LAUNCH
 
-from .client import Completion, generate, random_tokens
+from .client import HTTP, Completion, generate, random_tokens
 from .conftest import BY_REQUESTS, STANDARD, EntryPoint, Launch
 from .processes import is_gone
 from .scenarios import EXTRA_BUFFER
@@ -119,11 +118,11 @@ def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
         traffic = Traffic()
         before = traffic.turns(running.url, 0, 1)
         expected = traffic.turns(running.url, 1, NUM_TURNS)
-        assert httpx.post(f"{running.url}/marconi/save", timeout=60.0).status_code == 404
+        assert HTTP.post(f"{running.url}/marconi/save", timeout=60.0).status_code == 404
 
     with launch.process(models, tmp_path / "first") as running:
         assert [each.token_ids for each in Traffic().turns(running.url, 0, 1)] == [each.token_ids for each in before]
-        (on_demand,) = httpx.post(f"{running.url}/marconi/save", timeout=60.0).json()["ranks"]
+        (on_demand,) = HTTP.post(f"{running.url}/marconi/save", timeout=60.0).json()["ranks"]
         assert on_demand["saved"]["num_states"] == on_demand["saved"]["num_held"] > 0
         saved_on_demand = checksums(folder / "rank-0")
         os.kill(running.pid, signal.SIGTERM)

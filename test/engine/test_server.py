@@ -9,12 +9,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from marconi_cpu.demo.server_process import ServerProcess, environment
 
-from .client import generate, random_tokens
+from .client import HTTP, generate, random_tokens
 from .conftest import DISABLED_MODELS, MARCONI, STANDARD
 from .processes import is_gone, processes_of
 from .scenarios import EXTRA_BUFFER, MAX_KV_TOKENS
@@ -44,13 +43,13 @@ LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER],)
 @pytest.mark.parametrize(("path", "body"), BAD_BODIES)
 def test_a_malformed_body_gets_400_and_the_server_goes_on(server: ServerProcess, path: str, body: str) -> None:
     headers = {"content-type": "application/json"}
-    response = httpx.post(f"{server.url}/{path}", content=body, headers=headers, timeout=30.0)
+    response = HTTP.post(f"{server.url}/{path}", content=body, headers=headers, timeout=30.0)
     assert response.status_code == 400, response.text
     assert generate(server.url, random_tokens(1, 20), max_new_tokens=2).token_ids
 
 
 def test_a_token_outside_the_vocabulary_is_named(server: ServerProcess) -> None:
-    response = httpx.post(f"{server.url}/generate", json={"input_ids": [5, 7, 99999999]}, timeout=30.0)
+    response = HTTP.post(f"{server.url}/generate", json={"input_ids": [5, 7, 99999999]}, timeout=30.0)
     assert "input_ids[2] must be a token id from 0 to" in response.text
 
 
@@ -60,11 +59,11 @@ def test_flushing_a_busy_server_loses_no_request(server: ServerProcess) -> None:
         answers = [pool.submit(generate, server.url, prompt, max_new_tokens=200) for prompt in prompts]
         flushes = []
         while not all(answer.done() for answer in answers):
-            flushes.append(httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code)
+            flushes.append(HTTP.post(f"{server.url}/flush_cache", timeout=60.0).status_code)
             time.sleep(0.1)
         assert [len(answer.result().token_ids) for answer in answers] == [200] * len(prompts)
     assert flushes, "the server was never asked to flush while it was busy"
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     assert generate(server.url, prompts[0]).num_cached_tokens == 0
 
 
@@ -82,13 +81,13 @@ def test_the_log_says_what_the_cache_is_and_what_it_saved(server: ServerProcess)
 def test_the_status_adds_up(server: ServerProcess) -> None:
     """`GET /marconi` counts what was asked, and its pools hold what they have."""
     # Whatever else is there may be worth more than what this prompt leaves.
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
-    before = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"][0]
-    assert httpx.get(f"{server.url}/health", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    before = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"][0]
+    assert HTTP.get(f"{server.url}/health", timeout=60.0).status_code == 200
     prompt = random_tokens(75, 200)
     for _ in range(2):
         generate(server.url, prompt)
-    (after,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    (after,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert after["num_health_checks"] - before["num_health_checks"] == 1
     assert after["num_requests"] - before["num_requests"] == 2
     assert after["num_prompt_tokens"] - before["num_prompt_tokens"] == 400
@@ -106,10 +105,10 @@ def test_the_metrics_of_an_idle_server_are_its_status(server: ServerProcess) -> 
     """Two requests come within a second, in which metrics are set once; a moment later they say both."""
     for seed in (76, 77):
         generate(server.url, random_tokens(seed, 150))
-    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    (status,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     deadline_s = time.monotonic() + 60.0
     while True:
-        lines = httpx.get(f"{server.url}/metrics/", timeout=60.0).text.splitlines()
+        lines = HTTP.get(f"{server.url}/metrics/", timeout=60.0).text.splitlines()
         (line,) = (line for line in lines if line.startswith("marconi_prompt_tokens_total{"))
         if float(line.split()[-1]) == status["num_prompt_tokens"]:
             break
@@ -156,7 +155,7 @@ def test_a_model_of_attention_alone_is_served_by_sglangs_own_cache_and_a_stop_le
         log = running.log_path.read_text(errors="replace")
         assert "marconi: this model has no recurrent layers, its cache is SGLang's own" in log
         assert "impl=UnifiedRadixCache" in log
-        status = httpx.get(f"{running.url}/marconi", timeout=60.0)
+        status = HTTP.get(f"{running.url}/marconi", timeout=60.0)
         assert (status.status_code, "no recurrent layers" in status.json()["error"]) == (404, True)
         group = running.pid
         assert len(processes_of(group)) >= 3, "an HTTP server, a scheduler and a detokenizer"

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
 from marconi_cpu.demo.server_process import ServerProcess
 
-from .client import random_tokens
+from .client import HTTP, random_tokens
 from .conftest import MARCONI, STRATEGY_ARGS, Launch
 from .scenarios import EXTRA_BUFFER
 
@@ -33,20 +32,20 @@ def ask(server: ServerProcess, prompt: list[int], **fields: Any) -> tuple[list[i
     """The answer's tokens, and how many prompt tokens came from the cache."""
     params = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
     body = {"input_ids": prompt, "sampling_params": params, **fields}
-    response = httpx.post(f"{server.url}/generate", json=body, timeout=300.0)
+    response = HTTP.post(f"{server.url}/generate", json=body, timeout=300.0)
     assert response.status_code == 200, response.text
     answer = response.json()
     return answer["output_ids"], answer["meta_info"]["cached_tokens"]
 
 
 def close(server: ServerProcess, session_id: str) -> None:
-    response = httpx.post(f"{server.url}/close_session", json={"session_id": session_id}, timeout=60.0)
+    response = HTTP.post(f"{server.url}/close_session", json={"session_id": session_id}, timeout=60.0)
     assert response.status_code == 200, response.text
 
 
 def after_pressure(server: ServerProcess, *, closes: str | None) -> dict[str, tuple[list[int], int]]:
     """Two sessions ask and one may be closed; other prompts need the room of one; what the next turns then get."""
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     turns = {}
     for name, prompt in ("older", OLDER), ("newer", NEWER):
         answer, num_cached_tokens = ask(server, prompt, session_id=name)
@@ -76,7 +75,7 @@ def test_a_closed_session_makes_room_and_without_closing_the_older_one_does(serv
 def test_a_session_may_be_closed_twice_while_it_runs_or_unknown_and_its_name_comes_again(server: ServerProcess) -> None:
     close(server, "never seen")
     prompt = random_tokens(80_010, 300)
-    with httpx.stream(
+    with HTTP.stream(
         "POST",
         f"{server.url}/generate",
         json={
@@ -93,5 +92,5 @@ def test_a_session_may_be_closed_twice_while_it_runs_or_unknown_and_its_name_com
         close(server, "s")
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert ask(server, [*prompt, *random_tokens(80_011, 20)], session_id="s")[1] >= 299, "demoted, and not yet evicted"
-    assert httpx.get(f"{server.url}/health", timeout=60.0).status_code == 200
+    assert HTTP.get(f"{server.url}/health", timeout=60.0).status_code == 200
     assert "Traceback" not in server.log_path.read_text(errors="replace")

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 import torch
 
@@ -23,7 +22,7 @@ from marconi.engine.faults import around as failing_open
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import num_broken
-from .client import generate, generate_together, random_tokens
+from .client import HTTP, generate, generate_together, random_tokens
 from .conftest import MTP, NEGATIVE_CONTROL, EntryPoint, Launch, server_args
 from .matrix import DATA_PARALLEL, MATRIX, NEXTN, NGRAM, NONE, OVERLAP
 from .reference import Reference
@@ -31,7 +30,7 @@ from .scenarios import EXTRA_BUFFER, NO_BUFFER, Exchange
 
 NUM_DRAFT_TOKENS = 6
 """The most that a step takes."""
-LENGTHS = (*range(1, NUM_DRAFT_TOKENS + 2), 17, 32)
+LENGTHS = (*range(1, NUM_DRAFT_TOKENS + 2), 17, 64)
 """Of answers: all within a step and one beyond, and some of several steps."""
 OVERLAPPING_SERVER = (str(Path(__file__).with_name("overlapping_server.py")),)
 BROKEN_DRAFTS_SERVER = (str(Path(__file__).with_name("broken_drafts_server.py")),)
@@ -64,7 +63,7 @@ def is_asked(launch: Launch, name: str, scenario: None) -> bool:
 
 
 def chats_of_many_lengths(url: str) -> list[Exchange]:
-    """Answers of up to 32 tokens, long enough for n-grams to recur, and a second turn of each; the turns alternate."""
+    """Answers of up to 64 tokens, long enough for n-grams to recur, and a second turn of each; the turns alternate."""
     exchanges = []
     for length in LENGTHS:
         prompt = random_tokens(20_000 + length, 30 + length)
@@ -89,7 +88,7 @@ def test_an_answer_of_any_length_is_gone_on_from_where_it_ended(
     launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
     # What others left is worth as much to a small pool.
-    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     exchanges = chats_of_many_lengths(server.url)
     assert references(launch.family).divergences(exchanges) == []
     lost = lost_between(exchanges)
@@ -97,9 +96,9 @@ def test_an_answer_of_any_length_is_gone_on_from_where_it_ended(
     assert max(lost[1:]) <= 1
     assert lost[0] <= 2
     # Of ranks that answer in any order, a rank that was asked nothing says nothing of drafts.
-    ranks = httpx.get(f"{server.url}/server_info", timeout=60.0).json()["internal_states"]
+    ranks = HTTP.get(f"{server.url}/server_info", timeout=60.0).json()["internal_states"]
     accepted = max(rank.get("avg_spec_accept_length", 0.0) for rank in ranks)
-    assert accepted > 1, "no draft was accepted, so nothing was tested"
+    assert accepted > 1.1, "no draft was accepted, so nothing was tested"
 
 
 @pytest.mark.slow
@@ -116,17 +115,17 @@ def test_requests_at_once_answer_as_alone(
 def stopped(url: str, prompt: Sequence[int], **sampling: object) -> tuple[int, ...]:
     """The tokens of a greedy answer that ends by `sampling`."""
     body = {"input_ids": list(prompt), "sampling_params": {"temperature": 0, "max_new_tokens": 200, **sampling}}
-    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
+    response = HTTP.post(f"{url}/generate", json=body, timeout=300.0)
     response.raise_for_status()
     return tuple(response.json()["output_ids"])
 
 
 def lost_after_a_stop(url: str, reference: Reference, seed: int, stop: Callable[[int], dict[str, object]]) -> list[int]:
-    """Tokens of each of 12 chats that a second turn computes anew, which end by `stop` ever later."""
-    httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+    """Tokens of each of 9 chats that a second turn computes anew, which end by `stop` ever later."""
+    HTTP.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     lost, exchanges = [], []
-    prompts = [random_tokens(seed + index, 35 + index) for index in range(12)]
-    wholes = reference.answers([(tuple(prompt), 40) for prompt in prompts])
+    prompts = [random_tokens(seed + index, 35 + index) for index in range(9)]
+    wholes = reference.answers([(tuple(prompt), 30) for prompt in prompts])
     for index, (prompt, completion) in enumerate(zip(prompts, wholes, strict=True)):
         whole = completion.token_ids
         # The first time that the answer says it.
@@ -167,7 +166,7 @@ def test_an_answer_that_stops_at_a_string_is_gone_on_from_at_most_a_step_before(
 
 def num_ends_not_kept(url: str) -> int:
     """What the server counts."""
-    rank = httpx.get(f"{url}/marconi", timeout=60.0).json()["ranks"][-1]
+    rank = HTTP.get(f"{url}/marconi", timeout=60.0).json()["ranks"][-1]
     return int(rank["num_ends_not_kept"])
 
 
@@ -204,10 +203,10 @@ def test_requests_that_are_retracted_answer_as_if_they_had_not_been(
 ) -> None:
     """Five at once, some given up every 25 steps, in the middle of what was drafted."""
     launch = launched("gdn", algorithm, NO_BUFFER)
-    launch = replace(launch, args=(*launch.args, "--max-total-tokens", "1500", "--schedule-conservativeness", "0.1"))
+    launch = replace(launch, args=(*launch.args, "--max-total-tokens", "1100", "--schedule-conservativeness", "0.1"))
     prompts = [random_tokens(26_000 + index, 150 + index) for index in range(5)]
     with launch.process(models, tmp_path / "log", entry_point=preload(RETRACTING_SERVER)) as server:
-        answers = generate_together(server.url, prompts, max_new_tokens=200)
+        answers = generate_together(server.url, prompts, max_new_tokens=100)
         log = server.log_path.read_text(errors="replace")
         again = [
             generate(server.url, [*p, *a.token_ids], max_new_tokens=3) for p, a in zip(prompts, answers, strict=True)
@@ -219,24 +218,6 @@ def test_requests_that_are_retracted_answer_as_if_they_had_not_been(
         for prompt, answer, more in zip(prompts, answers, again, strict=True)
     ]
     assert references(launch.family).divergences(exchanges) == []
-
-
-@pytest.mark.slow
-def test_a_small_model_may_draft(
-    preload: EntryPoint,
-    models: dict[str, Path],
-    attention_model: Path,
-    references: Callable[[str], Reference],
-    tmp_path: Path,
-) -> None:
-    args = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(attention_model))
-    args += ("--context-length", "4096", *NEXTN[2:])
-    launch = launched("gdn", "NEXTN", OVERLAPPED)
-    launch = replace(launch, args=(*server_args(EXTRA_BUFFER), *args))
-    with launch.process(models, tmp_path / "log", entry_point=preload(OVERLAPPING_SERVER)) as server:
-        exchanges = chats_of_many_lengths(server.url)
-    assert references(launch.family).divergences(exchanges) == []
-    assert max(lost_between(exchanges)[1:]) <= 1
 
 
 @pytest.mark.slow
@@ -268,7 +249,7 @@ def test_negative_control_a_state_of_another_draft_is_seen(
         before = 0
         for fault in faults:
             file.write_text(fault)
-            httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+            HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
             exchanges = chats_of_many_lengths(server.url)
             num = num_broken(server.log_path) - before
             before += num

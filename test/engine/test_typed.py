@@ -11,12 +11,12 @@ from json import JSONDecoder
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import pytest
 
 from marconi_cpu.demo.server_process import ServerProcess
 from structure.pages import PAGES, page, shell
 
+from .client import HTTP
 from .conftest import STANDARD
 from .scenarios import EXTRA_BUFFER
 
@@ -64,7 +64,7 @@ def tools() -> None:
 
 def test_the_second_question_of_the_quick_start_hits_as_it_says(server: ServerProcess) -> None:
     """But for the last tokens, which are the template's generation prompt."""
-    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     commands = typed(page("docs/quick-start.md"))
     assert [each.split()[0] for each in commands] == ["ask()", "ask;", "curl", "curl"]
     first, second, counts = documents(run(commands[:3], server.url))
