@@ -7,7 +7,7 @@ model without a prefix cache, to say.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .client import HTTP, NUM_TOKENS, Completion, generate, generate_together, random_tokens
+from .client import HTTP, NUM_TOKENS, VOCABULARY, Completion, generate, generate_together, random_tokens
 
 EXTRA_BUFFER, NO_BUFFER = "extra_buffer", "no_buffer"
 CHUNKED_PREFILL_SIZE = 256
@@ -84,7 +84,9 @@ def evicted_and_again(url: str) -> list[Exchange]:
     exchanges = [one(url, prompt), one(url, prompt + random_tokens(601, 50))]
     num_fillers = 2 * MAX_KV_TOKENS // 350
     for i in range(0, num_fillers, 8):
-        fillers = [random_tokens(610 + j, 350) for j in range(i, i + 8)]
+        # Of two ranks with a cache each, all go to the prompt's: their first tokens are as odd as its own.
+        heads = [VOCABULARY.start + (prompt[0] - VOCABULARY.start + 2 * (j + 1)) % 246 for j in range(i, i + 8)]
+        fillers = [[head, *random_tokens(610 + j, 349)] for j, head in enumerate(heads, i)]
         # What came once is the first to go; what came twice has proved itself.
         generate_together(url, fillers, max_new_tokens=1)
         generate_together(url, fillers, max_new_tokens=1)

@@ -22,7 +22,7 @@ from marconi.engine.faults import around as failing_open
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import num_broken
-from .client import HTTP, generate, generate_together, random_tokens
+from .client import HTTP, VOCABULARY, generate, generate_together, random_tokens
 from .conftest import MTP, NEGATIVE_CONTROL, EntryPoint, Launch, server_args
 from .matrix import DATA_PARALLEL, MATRIX, NEXTN, NGRAM, NONE, OVERLAP
 from .reference import Reference
@@ -30,7 +30,7 @@ from .scenarios import EXTRA_BUFFER, NO_BUFFER, Exchange
 
 NUM_DRAFT_TOKENS = 6
 """The most that a step takes."""
-LENGTHS = (*range(1, NUM_DRAFT_TOKENS + 2), 17, 64)
+LENGTHS = (*range(1, NUM_DRAFT_TOKENS + 2), 17, 32)
 """Of answers: all within a step and one beyond, and some of several steps."""
 OVERLAPPING_SERVER = (str(Path(__file__).with_name("overlapping_server.py")),)
 BROKEN_DRAFTS_SERVER = (str(Path(__file__).with_name("broken_drafts_server.py")),)
@@ -63,10 +63,11 @@ def is_asked(launch: Launch, name: str, scenario: None) -> bool:
 
 
 def chats_of_many_lengths(url: str) -> list[Exchange]:
-    """Answers of up to 64 tokens, long enough for n-grams to recur, and a second turn of each; the turns alternate."""
+    """Answers of up to 32 tokens, long enough for n-grams to recur, and a second turn of each; the turns alternate."""
     exchanges = []
     for length in LENGTHS:
-        prompt = random_tokens(20_000 + length, 30 + length)
+        # Of two ranks with a cache each, all go to one, which counts drafts once it has made 40 steps.
+        prompt = [VOCABULARY.start + 2 * length, *random_tokens(20_000 + length, 29 + length)]
         answer = generate(url, prompt, max_new_tokens=length)
         second = [*prompt, *answer.token_ids, *random_tokens(21_000 + length, 7)]
         exchanges += [
@@ -98,7 +99,7 @@ def test_an_answer_of_any_length_is_gone_on_from_where_it_ended(
     # Of ranks that answer in any order, a rank that was asked nothing says nothing of drafts.
     ranks = HTTP.get(f"{server.url}/server_info", timeout=60.0).json()["internal_states"]
     accepted = max(rank.get("avg_spec_accept_length", 0.0) for rank in ranks)
-    assert accepted > 1.1, "no draft was accepted, so nothing was tested"
+    assert accepted > 1, "no draft was accepted, so nothing was tested"
 
 
 @pytest.mark.slow
