@@ -1,225 +1,59 @@
-"""A record of served requests is a trace of their lengths and shared prefixes, without tokens, and raises nothing."""
+"""What a server records of a request that has ended, and nothing of one that was aborted; no fault reaches it."""
 
-import json
-import logging
-import os
-import random
-import re
-import stat
-import threading
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import combinations, takewhile
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, TypeVar
+from typing import Any
 
 import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 from marconi.engine.launch.policies import PolicyChoice
-from marconi.engine.reports import record
-from marconi.engine.reports.record import BLOCK_TOKENS, TraceRecorder
-from marconi.policy.request import unpack
+from marconi.engine.reports.record import ended
+from marconi.record import TraceRecorder
 from marconi.replay.trace import read
+from test_record import FLAG, lines
 
 from .host_replays import agents, on_marconi
 from .test_host_replay import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
-FIRST_TOKEN: Final = 50_000
-KEYS: Final = {
-    *("timestamp", "input_length", "output_length", "cached_tokens"),
-    *("block_tokens", "hash_ids", "output_hash_ids"),
-}
-T = TypeVar("T")
 
-
-def served(
-    recorder: TraceRecorder,
-    prompt: Sequence[int],
-    output: Sequence[int] = (7,),
-    arrival_s: float = 0.0,
-    namespace: int = 0,
-    **given: Any,
-) -> None:
-    """Such a request has ended."""
-    reason = given.get("reason", "length")
-    req: Any = SimpleNamespace(
+def request(prompt: Sequence[int], reason: str, input_embeds: Any = None) -> Any:
+    return SimpleNamespace(
         origin_input_ids=array("q", prompt),
-        output_ids=array("q", output),
-        cached_tokens=given.get("cached_tokens", 0),
+        output_ids=array("q", [7]),
+        cached_tokens=0,
         finished_reason=SimpleNamespace(to_json=lambda: {"type": reason}),
-        input_embeds=given.get("input_embeds"),
+        input_embeds=input_embeds,
     )
-    recorder.ended(req, arrival_s, namespace)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def num_shared(one: Sequence[T], other: Sequence[T]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
-def sequences(seed: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompts that begin like earlier ones, answers included, and their answers."""
-    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
-    earlier: list[list[int]] = [[]]
-    for _ in range(30):
-        old, lengths = rng.choice(earlier), [rng.randrange(1, 300), rng.choice((0, 1, rng.randrange(200)))]
-        new, output = ([rng.randrange(FIRST_TOKEN, 2 * FIRST_TOKEN) for _ in range(length)] for length in lengths)
-        prompt = old[: rng.choice((len(old), rng.randrange(len(old) + 1)))] + new
-        earlier.append(prompt + output)
-        yield prompt, output
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_record_has_the_lengths_and_the_shared_blocks_of_what_was_served(tmp_path: Path, seed: int) -> None:
-    path, requests = tmp_path / "served", [*sequences(seed)]
-    recorder = TraceRecorder(path, started_s=100.0)
-    ends = random.Random(seed).sample(range(len(requests)), len(requests))  # noqa: S311 - a workload
-    for number in ends:
-        served(recorder, *requests[number], arrival_s=100.0 + number)
-    recorder.close()
-    trace = read(path)
-    assert trace.unit_tokens == BLOCK_TOKENS
-    assert [
-        (each.arrival_s, each.num_prompt_tokens, each.num_output_tokens, each.num_known_tokens)
-        for each in trace.requests
-    ] == [
-        (number, len(prompt), len(output), (len(prompt) + len(output)) // BLOCK_TOKENS * BLOCK_TOKENS)
-        for number, (prompt, output) in enumerate(requests)
-    ]
-    whole = [unpack(each.path)[: each.num_known_tokens // BLOCK_TOKENS] for each in trace.requests]
-    tokens = [prompt + output for prompt, output in requests]
-    for one, other in combinations(range(len(requests)), 2):
-        assert num_shared(whole[one], whole[other]) == num_shared(tokens[one], tokens[other]) // BLOCK_TOKENS
-
-
-def test_a_file_holds_no_token_and_no_hash_that_another_start_would_give(tmp_path: Path) -> None:
-    found: list[set[int]] = []
-    for path in (tmp_path / "one", tmp_path / "two"):
-        recorder = TraceRecorder(path, 0.0)
-        # A block of one token a prompt, which would be the easiest to guess.
-        for token in range(FIRST_TOKEN, FIRST_TOKEN + 100):
-            served(recorder, [token], cached_tokens=1)
-        recorder.close()
-        assert all(line.keys() == KEYS for line in lines(path))
-        numbers = {int(each) for each in re.findall(r"\d+", path.read_text())}
-        assert not numbers & {*range(FIRST_TOKEN, FIRST_TOKEN + 100)}
-        found.append({each for line in lines(path) for each in line["hash_ids"]})
-        assert len(found[-1]) == 100
-    assert not found[0] & found[1]
-
-
-def test_name_spaces_share_nothing(tmp_path: Path) -> None:
-    recorder = TraceRecorder(tmp_path / "served", 0.0)
-    for namespace in (0, 1, 2**128 - 1, 0):
-        served(recorder, range(200), namespace=namespace)
-    recorder.close()
-    first, *others, last = (unpack(each.path) for each in read(tmp_path / "served").requests)
-    assert first == last
-    assert not any(set(first) & set(each) for each in others)
-    assert not set(others[0]) & set(others[1])
-
-
-def test_two_files_of_bounded_size_are_kept_for_their_owner_alone(tmp_path: Path) -> None:
-    path, before = tmp_path / "served", tmp_path / "served.1"
-    path.write_text("of the last start\n")
-    TraceRecorder(path, 0.0).close()
-    assert (path.read_text(), before.read_text()) == ("", "of the last start\n")
-    recorder = TraceRecorder(path, 0.0, max_file_bytes=2_000)
-    for number in range(50):
-        served(recorder, range(number + 1, number + 300), arrival_s=number)
-    recorder.close()
-    assert {*tmp_path.iterdir()} == {path, before}
-    assert [line["timestamp"] for line in (*lines(before), *lines(path))][-1] == 49_000
-    for each in (path, before):
-        assert 0 < each.stat().st_size <= 2_000
-        assert stat.S_IMODE(each.stat().st_mode) == 0o600
-        assert read(each).requests
-
-
-def test_a_folder_that_is_gone_ends_the_record_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = TraceRecorder(tmp_path / "gone" / "served", 0.0)
-    for _ in range(3):
-        served(recorder, range(100))
-    recorder.close()
-    (line,) = caplog.messages
-    assert line.startswith(f"marconi: --marconi-record {tmp_path}/gone/served: FileNotFoundError: ")
-
-
-def test_a_disk_that_is_full_leaves_whole_lines_and_one_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, write = tmp_path / "served", os.write
-    room = [600]
-
-    def until_full(file: int, data: bytes) -> int:
-        room[0] -= (num_written := write(file, data[: room[0]]))
-        return num_written
-
-    monkeypatch.setattr(record.os, "write", until_full)
-    recorder = TraceRecorder(path, 0.0)
-    for _ in range(20):
-        served(recorder, range(100))
-    recorder.close()
-    served(recorder, range(100))
-    recorder.close()
-    assert room == [0]
-    assert 0 < len(lines(path)) < 20
-    assert len(caplog.messages) == 1
-    assert "the disk is full" in caplog.text
 
 
 def test_a_request_that_cannot_be_read_ends_the_record_and_not_the_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = TraceRecorder(tmp_path / "served", 0.0)
+    recorder = TraceRecorder(tmp_path / "served", 0.0, FLAG)
     for _ in range(2):
-        recorder.ended(SimpleNamespace(), 0.0, 0)  # type: ignore[arg-type]
+        recorder.add(lambda: ended(SimpleNamespace(), 0.0, 0))  # type: ignore[arg-type]
     recorder.close()
     assert len(caplog.messages) == 1
 
 
-def test_what_does_not_fit_into_the_queue_is_counted_and_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_open, begun = threading.Event(), record._begun
-
-    def late(path: Path) -> int:
-        is_open.wait()
-        return begun(path)
-
-    monkeypatch.setattr(record, "_begun", late)
-    recorder = TraceRecorder(tmp_path / "served", 0.0, max_waiting_bytes=8 * 302)
-    with caplog.at_level(logging.WARNING):
-        for num_tokens in (100, 200, 1, 2):
-            served(recorder, range(num_tokens))
-    is_open.set()
-    recorder.close()
-    assert recorder.num_dropped == 2
-    assert caplog.messages == ["marconi: --marconi-record cannot keep up: some requests are left out"]
-    assert [line["input_length"] for line in lines(tmp_path / "served")] == [100, 200]
-
-
-def test_aborted_requests_and_embeddings_are_left_out(tmp_path: Path) -> None:
-    recorder = TraceRecorder(tmp_path / "served", 0.0)
-    served(recorder, range(10), reason="abort")
-    served(recorder, range(11), input_embeds=[[0.5]] * 11)
-    served(recorder, range(12), reason="stop")
-    recorder.close()
-    assert [line["input_length"] for line in lines(tmp_path / "served")] == [12]
+def test_aborted_requests_and_embeddings_are_left_out() -> None:
+    assert ended(request(range(10), "abort"), 0.0, 0) is None
+    assert ended(request(range(11), "stop", [[0.5]] * 11), 0.0, 0) is None
+    told = ended(request(range(12), "stop"), 0.0, 0)
+    assert told is not None
+    assert (told.num_prompt_tokens, told.num_output_tokens) == (12, 1)
 
 
 def test_a_cache_records_what_it_served_and_what_it_had(tmp_path: Path) -> None:
     replay = on_marconi(SETTINGS["little-kv"], PolicyChoice("best"))
     requests = [request for request in agents(seed=3) if replay.fits(request)]
-    replay.cache.recorder = TraceRecorder(tmp_path / "served", started_s=0.0)
+    replay.cache.recorder = TraceRecorder(tmp_path / "served", started_s=0.0, flag=FLAG)
     hits = [replay.serve(request) for request in requests]
     replay.cache.release_host_resources()
     found = lines(tmp_path / "served")

@@ -47,6 +47,13 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     router.add_argument("--port", type=int, default=30000, metavar="N", help="default: 30000; 0 for any")
     router.add_argument("--routing", choices=ROUTINGS, default="state-aware", help="default: state-aware")
     router.add_argument("--session-header", metavar="NAME", help="names a session, for sticky-hash and ties")
+    router.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="record each served request as lengths and keyed hashes, no tokens, for `marconi plan FILE`; at 64 MiB it "
+        "becomes FILE.1",
+    )
     add_prompt_flags(router.add_argument_group("flags that change prompts: give the workers' values"))
     access = router.add_argument_group("access")
     access.add_argument(
@@ -106,6 +113,7 @@ def _run(args: argparse.Namespace) -> int:
         worker_api_key=_secret(args.worker_api_key_file, _API_KEY_ENV),
         tenant_header=args.tenant_header,
         session_header=args.session_header,
+        record=args.record,
         **given,
     )
     workers = tuple(dict.fromkeys(worker_url(text) for text in args.workers.split(",") if text.strip()))

@@ -18,7 +18,7 @@ Owner: the event loop that calls `start`. Long prompts are read on a thread, whi
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -53,6 +53,8 @@ class RoutedRequest:
     is_known: bool
     """Whether the prompt's tokens are known; else its length is an estimate."""
     is_stream: bool
+    ids: Sequence[int] | None = None
+    """The prompt's tokens, where they are known."""
 
 
 class RouterCore:
@@ -127,7 +129,7 @@ class RouterCore:
         space = HashSpace.of(self._model, reading.extra_key, reading.cache_salt)
         if reading.ids is not None:
             prompt = prompt_of(reading.ids, space, self.dispatcher.fleet.index.block_tokens, key)
-            return RoutedRequest(prompt, True, reading.is_stream)
+            return RoutedRequest(prompt, True, reading.is_stream, reading.ids)
         try:
             content = json.dumps(
                 next((body[name] for name in ("messages", "prompt", "text") if name in body), body)

@@ -80,7 +80,7 @@ from marconi.engine.reports.explain import Explained, Explanations, uncached
 from marconi.engine.reports.metrics import CacheMetrics, labels
 from marconi.engine.reports.moments import Moments, Steps
 from marconi.engine.reports.picture import Picture
-from marconi.engine.reports.record import TraceRecorder
+from marconi.engine.reports.record import ended
 from marconi.engine.reports.stats import CacheStats, kind_of_hit
 from marconi.engine.reports.status import CacheSettings, HostUse, Status, Use
 from marconi.engine.reports.trail import Trail
@@ -96,6 +96,7 @@ from marconi.policy.hybrid_cache import HybridCache, Suffix
 from marconi.policy.kv_hints import EndedRequest, Prefetch, obey, reject
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease
+from marconi.record import TraceRecorder
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
@@ -496,7 +497,8 @@ class MarconiRadixCache(UnifiedRadixCache):
             if self.recorder is not None and not is_health_check(req):
                 lease = notes_of(req).lease
                 arrival_s = self.clock() if lease is None else lease.request.arrival_s
-                self.recorder.ended(req, arrival_s, namespace_of(req.extra_key, req.cache_salt))
+                namespace = namespace_of(req.extra_key, req.cache_salt)
+                self.recorder.add(lambda: ended(req, arrival_s, namespace))
 
     def _obey(self, req: "Req", run: ServedRequest | None) -> None:
         """Obey the `kv_hints` of a request that has left its states, answer them, and note its session."""

@@ -45,10 +45,10 @@ from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 from marconi.engine.ranks import dp_rank, is_first_rank
-from marconi.engine.reports.record import TraceRecorder
 from marconi.engine.version import Refusal, require_verified
 from marconi.events.tree_log import TreeLog
 from marconi.policy.base import Costs
+from marconi.record import TraceRecorder
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -132,7 +132,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         if given.record is not None and first_rank is not None:
             rank = dp_rank()
             path = given.record.with_name(f"{given.record.name}.rank-{rank}") if rank else given.record
-            recorder = TraceRecorder(path, first_rank.clock())
+            recorder = TraceRecorder(path, first_rank.clock(), "--marconi-record")
         has_own_stream = not (arguments.disable_overlap_schedule or facts.is_on_cpu)
         around = Surroundings(
             log=theirs or ours,

@@ -4,8 +4,9 @@ A hash id stands for its block and all before it; the last block of a prompt may
 so there are ceil(input_length / block) of them. Sessions are not named, so `session` is -1 and nothing is known of
 outputs. Lines are in order of time; one that is earlier than the line before is bad.
 
-A server's record (`engine/reports/record.py`) says more: `block_tokens`, the same on all lines, and `output_hash_ids`,
-a hash of every block that the answer completes. Its lines are in the order in which requests ended.
+The record of a server or a router (`marconi/record.py`) says more: `block_tokens`, the same on all lines, and, where
+answers are known, `output_hash_ids`, a hash of every block that the answer completes. Its lines are in the order in
+which requests ended.
 
 Source: the FAST25-release traces of github.com/kvcache-ai/Mooncake.
 """
@@ -38,8 +39,9 @@ class _Line(msgspec.Struct):
     output_length: Tokens
     hash_ids: list[BlockHash]
     block_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] | None = None
-    """None but in a server's record."""
-    output_hash_ids: list[BlockHash] = []
+    """None but in a record."""
+    output_hash_ids: list[BlockHash] | None = None
+    """None where nothing is known of answers."""
 
 
 _decoded = Decoder(_Line)
@@ -82,11 +84,12 @@ def _known(line: _Line, block_tokens: int) -> tuple[list[int], int]:
     check_num_blocks(line.hash_ids, line.input_length, block_tokens, partial_named=True)
     num_whole = line.input_length // block_tokens
     num_output = (line.input_length + line.output_length) // block_tokens - num_whole
-    if line.block_tokens is not None and len(line.output_hash_ids) != num_output:
-        raise BadRecord(f"output_hash_ids must hold {num_output}, got {len(line.output_hash_ids)}")
+    of_output = line.output_hash_ids
+    if line.block_tokens is not None and of_output is not None and len(of_output) != num_output:
+        raise BadRecord(f"output_hash_ids must hold {num_output}, got {len(of_output)}")
     # The prompt's last block, if partial, is named only where the answer does not complete it.
-    path = line.hash_ids[:num_whole] + line.output_hash_ids if line.output_hash_ids else line.hash_ids
-    return path, (num_whole + len(line.output_hash_ids)) * block_tokens
+    path = line.hash_ids[:num_whole] + of_output if of_output else line.hash_ids
+    return path, (num_whole + len(of_output or ())) * block_tokens
 
 
 def _half(requests: list[Request], half: Half) -> list[Request]:

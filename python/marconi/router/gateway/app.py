@@ -20,6 +20,7 @@ import gc
 import logging
 import resource
 import signal
+import time
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,6 +29,7 @@ from typing import Final, TypeAlias
 
 from aiohttp import web
 
+from marconi.record import TraceRecorder
 from marconi.router.gateway.admin import Admin
 from marconi.router.gateway.checks import HealthChecks, Probes
 from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections, most_connections, running
@@ -85,7 +87,9 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
             metrics = Metrics(gateway, app[CONNECTIONS])
             records: deque[Record] = deque(maxlen=settings.num_recent)
             checks = HealthChecks(gateway, session, probes)
-            forwarding = Forwarding(gateway, session, metrics, records)
+            path = settings.record
+            recorder = None if path is None else TraceRecorder(path, time.monotonic(), "--record")
+            forwarding = Forwarding(gateway, session, metrics, records, recorder)
             admin, pages = Admin(gateway, checks, metrics, records), Pages(gateway, session)
             app[ROUTER] = Router(gateway, metrics, checks, forwarding, admin, pages)
             gateway.start(checks.tokenize)
@@ -96,6 +100,8 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
             finally:
                 await checks.close()
                 gateway.close()
+                if recorder is not None:
+                    recorder.close()
 
     _add_routes(app)
     app.cleanup_ctx.append(run)

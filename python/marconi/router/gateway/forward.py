@@ -17,6 +17,7 @@ import asyncio
 import json
 import math
 import time
+from array import array
 from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -24,6 +25,8 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import hdrs, web
 
+from marconi.record import Ended, TraceRecorder
+from marconi.router.core import RoutedRequest
 from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway import access
 from marconi.router.gateway.added import asking_for_state
@@ -33,6 +36,7 @@ from marconi.router.gateway.ranks import FIELD, wanted_rank
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import (
     Failed,
+    OutputLength,
     Stream,
     Upstream,
     num_cached_tokens,
@@ -54,13 +58,20 @@ class Forwarding:
     """Handles the requests that workers answer."""
 
     def __init__(
-        self, gateway: Gateway, session: aiohttp.ClientSession, metrics: Metrics, records: deque[Record]
+        self,
+        gateway: Gateway,
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+        records: deque[Record],
+        recorder: TraceRecorder | None = None,
     ) -> None:
         self._gateway = gateway
         self._settings = gateway.settings
         self._upstream = Upstream(session, gateway.settings.first_byte_timeout_s)
         self._metrics = metrics
         self._records = records
+        self._recorder = recorder
+        """The record of served requests, under `--record`."""
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Handle a request with a prompt."""
@@ -120,6 +131,7 @@ class Forwarding:
         self._metrics.to_dispatch_s.observe(time.monotonic() - read_s)
         wanted = wanted_rank(fields, request.headers)
         tried: list[str] = []
+        length = OutputLength()
         num_lost = 0
         last: web.Response | None = None
         while len(tried) < settings.max_attempts:
@@ -131,7 +143,12 @@ class Forwarding:
                 added = {} if rank.number is None else {FIELD: rank.number}
                 if (num_tokens := ticket.decision.shared_tokens) and rank.events is not None:
                     added |= asking_for_state(request.path, fields, num_tokens)
-                return await self._attempt(request, body, added, ticket, rank, routed.is_stream, record, came_s)
+                answer = await self._attempt(
+                    request, body, added, ticket, rank, routed.is_stream, record, came_s, length
+                )
+                if self._recorder is not None and answer.status < 400:
+                    self._recorder.add(lambda: _ended(routed, record, came_s, length))
+                return answer
             except Failed as failure:
                 self._gateway.refused(ticket)
                 tried.append(rank.worker.url)
@@ -177,6 +194,7 @@ class Forwarding:
         is_stream: bool,
         record: Record,
         came_s: float,
+        length: OutputLength,
     ) -> web.StreamResponse:
         gateway = self._gateway
         if not is_stream:
@@ -201,8 +219,10 @@ class Forwarding:
             if record.num_prompt_tokens is not None:
                 self._compare(ticket, answer, record)
         if not isinstance(opened, Stream):
+            if isinstance(opened.body, bytes):
+                length.see(opened.body)
             return opened
-        return await self._stream(request, rank.worker, opened)
+        return await self._stream(request, rank.worker, opened, length)
 
     def _compare(self, ticket: Ticket, answer: bytes, record: Record) -> None:
         """Count what a worker had of a prompt beside what it was expected to have, where its answer says so."""
@@ -210,7 +230,9 @@ class Forwarding:
         if record.num_cached_tokens is not None:
             self._metrics.compare_cached(ticket, record.num_cached_tokens)
 
-    async def _stream(self, request: web.Request, worker: Worker, opened: Stream) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, worker: Worker, opened: Stream, length: OutputLength | None = None
+    ) -> web.StreamResponse:
         upstream = opened.upstream
         try:
             answer = web.StreamResponse(status=upstream.status, headers=relayed_headers(upstream.headers))
@@ -218,6 +240,8 @@ class Forwarding:
             chunk = opened.first
             held: list[bytes] = []
             while chunk:
+                if length is not None:
+                    length.see(chunk)
                 # Only whole lines are written: the error event must not follow half an event.
                 end = chunk.rfind(b"\n") + 1
                 if end:
@@ -240,6 +264,19 @@ class Forwarding:
         finally:
             # After an answer that was read to its end this closes nothing.
             upstream.close()
+
+
+def _ended(routed: RoutedRequest, record: Record, came_s: float, length: OutputLength) -> Ended | None:
+    """A request that was served, as it is recorded; None where its prompt's tokens are not known.
+
+    What was cached is what its answer says, or else what was expected.
+    """
+    if routed.ids is None:
+        return None
+    namespace = int.from_bytes(routed.prompt.chain.namespace, "little")
+    told = record.num_cached_tokens
+    num_cached = min((record.num_hit_tokens or 0) if told is None else told, len(routed.ids))
+    return Ended(came_s, len(routed.ids), length.num_tokens, num_cached, namespace, array("q", routed.ids).tobytes())
 
 
 async def _body(request: web.Request, timeout_s: float) -> bytes:

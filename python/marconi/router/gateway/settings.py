@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final
 
 from marconi.events.address import TcpAddress
@@ -45,6 +46,8 @@ class Settings:
     """Names a request's tenant; each tenant's prefixes are a namespace of their own."""
     session_header: str | None = None
     """Names a session; its requests have one key for rules and ties."""
+    record: Path | None = None
+    """A file of what is served, in a folder that is there; None for no record."""
     max_body_bytes: int = _limit(32 << 20, "of a request's body")
     body_timeout_s: float = _limit(60.0, "seconds until a request's body has come in")
     max_header_bytes: int = _limit(16 << 10, "of one header, and of a request's line")
@@ -77,6 +80,8 @@ class Settings:
             header = getattr(self, name)
             if header is not None and not _HEADER.fullmatch(header):
                 raise ValueError(f"--{name.replace('_', '-')} must be a header's name like X-Tenant, got {header!r}")
+        if self.record is not None and not self.record.parent.is_dir():
+            raise ValueError(f"--record must be a file in a folder that is there, got {self.record}")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be 1 to 65535, or 0 for any that is free, got {self.port}")
         if self.token is not None and len(self.token) < 16:

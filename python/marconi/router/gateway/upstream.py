@@ -40,6 +40,7 @@ NOTHING_ADDED: Final[Mapping[str, Any]] = MappingProxyType({})
 _KEEPALIVE_S: Final = 3.0
 """For idle connections to workers: SGLang closes its end after 5 s, and a request sent just then is lost."""
 _CACHED: Final = re.compile(rb'(?<!\\)"cached_tokens": ?(\d{1,9})(?=\s*[,}])')
+_COMPLETED: Final = re.compile(rb'(?<!\\)"completion_tokens": ?(\d{1,9})(?=\s*[,}])')
 _MAX_READ_BYTES: Final = 256 << 10
 """The longest answer whose usage is read: one with log-probabilities may be many times as long."""
 
@@ -219,6 +220,25 @@ def num_cached_tokens(answer: bytes) -> int | None:
     """
     found = _CACHED.search(answer[:_MAX_READ_BYTES])
     return None if found is None else int(found[1])
+
+
+@dataclass(slots=True)
+class OutputLength:
+    """Tokens of an answer that is relayed: as it says itself, or else one an event of its stream."""
+
+    _num_told: int | None = None
+    _num_events: int = 0
+
+    def see(self, chunk: bytes) -> None:
+        """Take the next bytes of the answer; a stream's last is no token."""
+        self._num_events += chunk.count(b"data: {")
+        if found := _COMPLETED.findall(chunk[-_MAX_READ_BYTES:]):
+            self._num_told = int(found[-1])
+
+    @property
+    def num_tokens(self) -> int:
+        """So far."""
+        return self._num_events if self._num_told is None else self._num_told
 
 
 def num_completion_tokens(body: bytes) -> int | None:
