@@ -32,6 +32,7 @@ from marconi_cpu import tiny_model
 from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 
 TURNS = 5
+_HTTP = httpx.Client(timeout=600.0, trust_env=False)
 ANSWER_TOKENS = 32
 TOKENS = range(3, 250)
 MARCONI = ("--radix-cache-backend", "marconi")
@@ -76,7 +77,7 @@ def ask(url: str, prompt: Sequence[int]) -> Said:
     """The greedy answer of the server at `url`."""
     sampling = {"temperature": 0, "max_new_tokens": ANSWER_TOKENS, "ignore_eos": True}
     body = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True}
-    response = httpx.post(f"{url}/generate", json=body, timeout=600.0, trust_env=False)
+    response = _HTTP.post(f"{url}/generate", json=body)
     response.raise_for_status()
     meta = response.json()["meta_info"]
     logprobs, token_ids = zip(*(each[:2] for each in meta["output_token_logprobs"]), strict=True)
@@ -117,7 +118,7 @@ def figures_of(pairs: Sequence[tuple[Said, Said]]) -> Figures:
 
 def state_slots(url: str) -> tuple[int, int]:
     """Slots for states that the cache of the server at `url` lends, and the bytes of one."""
-    (rank,) = httpx.get(f"{url}/marconi", timeout=60.0, trust_env=False).json()["ranks"]
+    (rank,) = _HTTP.get(f"{url}/marconi").json()["ranks"]
     return rank["state_slots"]["size"], rank["state_bytes"]
 
 

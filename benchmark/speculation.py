@@ -30,6 +30,7 @@ from marconi_cpu.demo.comparison import MARCONI, STOCK
 from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 
 TURNS = 5
+_HTTP = httpx.Client(timeout=600.0, trust_env=False)
 NUM_AT_ONCE = 6
 """Chats that go on beside each other."""
 TOKENS = range(3, 250)
@@ -80,7 +81,7 @@ def ask(url: str, prompt: Sequence[int], num_tokens: int) -> tuple[tuple[int, ..
     """The greedy answer of that length, and what the server says of it."""
     sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
     body = {"input_ids": list(prompt), "sampling_params": sampling}
-    response = httpx.post(f"{url}/generate", json=body, timeout=600.0)
+    response = _HTTP.post(f"{url}/generate", json=body)
     response.raise_for_status()
     answer = response.json()
     return tuple(answer["output_ids"]), answer["meta_info"]
