@@ -27,7 +27,7 @@ from marconi_cpu import tiny_model
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, require_broken
-from .preloaded import preloaded
+from .preloaded import DISABLED_MODELS, disabled_models, preloaded
 from .reference import Reference, digest_of
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, NO_BUFFER
 
@@ -38,25 +38,8 @@ if TYPE_CHECKING:
 StartServer = Callable[..., ServerProcess]
 EntryPoint = Callable[[Sequence[str]], tuple[str, ...]]
 
-_MODELS = ("qwen3", "nemotron_h", "llama.py")
-"""Files of SGLang's models that tests serve, by how they begin; a scheduler that imports all takes twice as long."""
-DISABLED_MODELS = "SGLANG_DISABLED_MODEL_ARCHS"
-
-
-def _others() -> Iterator[str]:
-    import sglang
-
-    for path in Path(sglang.__path__[0], "srt", "models").glob("*.py"):
-        if not path.name.startswith(_MODELS):
-            yield path.stem
-
-
 # Every server of the tests checks itself when it is idle, and says at once what it did.
-os.environ |= {
-    "MARCONI_CHECK_INVARIANTS": "idle",
-    "MARCONI_REPORT_INTERVAL_S": "0.1",
-    DISABLED_MODELS: ",".join(_others()),
-}
+os.environ |= {"MARCONI_CHECK_INVARIANTS": "idle", "MARCONI_REPORT_INTERVAL_S": "0.1"}
 
 POOLS = (
     "--max-total-tokens",
@@ -160,6 +143,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         tiny_model.write(family, root / family)
         tiny_model.write(family, root / (family + MTP), has_mtp=True)
     return {family + suffix: root / (family + suffix) for family in tiny_model.Family for suffix in ("", MTP)}
+
+
+@pytest.fixture
+def few_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real servers import the models alone that tests serve."""
+    monkeypatch.setenv(DISABLED_MODELS, disabled_models())
 
 
 @pytest.fixture(scope="session")

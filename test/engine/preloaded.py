@@ -27,6 +27,9 @@ from typing import NoReturn
 from marconi_cpu.demo.server_process import environment
 
 _MAX_MESSAGE_BYTES = 1 << 20
+DISABLED_MODELS = "SGLANG_DISABLED_MODEL_ARCHS"
+_MODELS = ("qwen3", "nemotron_h", "llama.py")
+"""Files of SGLang's models that tests serve, by how they begin; it imports all, which takes longer than all else."""
 
 
 @contextmanager
@@ -110,6 +113,14 @@ class Bindings:
                     self._places.setdefault(id(value), set()).add((key, name))
 
 
+def disabled_models() -> str:
+    """The models that no test serves."""
+    import sglang
+
+    paths = Path(sglang.__path__[0], "srt", "models").glob("*.py")
+    return ",".join(path.stem for path in paths if not path.name.startswith(_MODELS))
+
+
 def keep(client: socket.socket) -> NoReturn:
     """Run a client's server until either ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -136,6 +147,7 @@ def run(arguments: list[str], env: dict[str, str], folder: str) -> NoReturn:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
+    os.environ[DISABLED_MODELS] = disabled_models()
     multiprocessing.set_start_method("fork", force=True)
     # SGLang asks for processes that import everything once more.
     multiprocessing.set_start_method = lambda *_args, **_options: None  # type: ignore[assignment]

@@ -66,6 +66,7 @@ def refused(loaded_plugins: None, capsys: pytest.CaptureFixture[str]) -> Callabl
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_models")
 def test_the_demo_computes_less_than_stock_and_finds_every_answer_equal(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
     done = marconi("demo", "--family", "mamba2", "--context-chars", "600", "--max-new-tokens", "8", "--json", str(out))
@@ -99,6 +100,7 @@ def test_the_demo_computes_less_than_stock_and_finds_every_answer_equal(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_models")
 @pytest.mark.parametrize("at_work", [False, True], ids=["while-a-server-starts", "while-requests-run"])
 def test_ctrl_c_stops_every_process_that_the_demo_started(at_work: bool) -> None:
     demo = subprocess.Popen(

@@ -91,6 +91,7 @@ def checksums(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_models")
 @pytest.mark.parametrize(
     ("family", "memory"),
     [("gdn", HOST), ("mamba2", ONE_POOL)],

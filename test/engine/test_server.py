@@ -14,7 +14,7 @@ import pytest
 from marconi_cpu.demo.server_process import ServerProcess, environment
 
 from .client import HTTP, generate, random_tokens
-from .conftest import DISABLED_MODELS, MARCONI, STANDARD
+from .conftest import MARCONI, STANDARD
 from .processes import is_gone, processes_of
 from .scenarios import EXTRA_BUFFER, MAX_KV_TOKENS
 
@@ -121,10 +121,9 @@ def test_the_metrics_of_an_idle_server_are_its_status(server: ServerProcess) -> 
 
 @pytest.mark.slow
 def test_sglang_serve_takes_the_backend_and_ends_by_itself_when_it_is_interrupted(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """With every model of SGLang imported, as its users start it. It records what it has served, if it is asked to."""
-    monkeypatch.delenv(DISABLED_MODELS)
+    """And records what it has served, if it is asked to."""
     entry_point = (str(Path(sys.executable).with_name("sglang")), "serve")
     record = tmp_path / "served.jsonl"
     args = [*MARCONI, "--marconi-record", str(record)]
@@ -143,6 +142,7 @@ def test_sglang_serve_takes_the_backend_and_ends_by_itself_when_it_is_interrupte
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_models")
 def test_a_model_of_attention_alone_is_served_by_sglangs_own_cache_and_a_stop_leaves_no_process(
     attention_model: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +163,7 @@ def test_a_model_of_attention_alone_is_served_by_sglangs_own_cache_and_a_stop_le
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_models")
 def test_an_offline_engine_takes_the_backend_and_refuses_in_one_line(models: dict[str, Path]) -> None:
     program = Path(__file__).with_name("offline_engine.py")
     done = subprocess.run(
