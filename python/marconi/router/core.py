@@ -18,7 +18,8 @@ Owner: the event loop that calls `start`. Long prompts are read on a thread, whi
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -53,8 +54,8 @@ class RoutedRequest:
     is_known: bool
     """Whether the prompt's tokens are known; else its length is an estimate."""
     is_stream: bool
-    ids: Sequence[int] | None = None
-    """The prompt's tokens, where they are known."""
+    ids: bytes | None = None
+    """The prompt's tokens, eight bytes each, where they are known and kept."""
 
 
 class RouterCore:
@@ -67,9 +68,12 @@ class RouterCore:
         routing: str = "state-aware",
         keys: Keys | None = None,
         snapshot_period_s: float = 5.0,
+        *,
+        keeps_ids: bool = False,
     ) -> None:
-        """`ValueError` for a routing that is unknown."""
+        """`ValueError` for a routing that is unknown. With `keeps_ids`, a request has its prompt's tokens."""
         self.reader = reader
+        self._keeps_ids = keeps_ids
         self.keys = keys
         self.routing = routing
         self.latency = latency
@@ -129,7 +133,8 @@ class RouterCore:
         space = HashSpace.of(self._model, reading.extra_key, reading.cache_salt)
         if reading.ids is not None:
             prompt = prompt_of(reading.ids, space, self.dispatcher.fleet.index.block_tokens, key)
-            return RoutedRequest(prompt, True, reading.is_stream, reading.ids)
+            ids = array("q", reading.ids).tobytes() if self._keeps_ids else None
+            return RoutedRequest(prompt, True, reading.is_stream, ids)
         try:
             content = json.dumps(
                 next((body[name] for name in ("messages", "prompt", "text") if name in body), body)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from array import array
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ def test_what_was_served_is_recorded_and_nothing_else(tmp_path: Path) -> None:
     assert unpack(first.path)[:num_shared] == unpack(second.path)[:num_shared]
     assert not set(unpack(first.path)) & set(unpack(other.path))
     assert 0 <= first.arrival_s <= second.arrival_s <= other.arrival_s < 60
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_prompts_tokens_are_kept_for_a_record_alone(tmp_path: Path, is_recorded: bool) -> None:
+    async def story() -> None:
+        async with house(StandIn("a"), record=tmp_path / "served.jsonl" if is_recorded else None) as home:
+            routed = await home.gateway.admit("/generate", {"text": "hello"}, 5)
+            assert routed.is_known
+            assert routed.ids == (array("q", [*b"hello"]).tobytes() if is_recorded else None)
+
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 @pytest.mark.parametrize(

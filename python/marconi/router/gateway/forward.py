@@ -17,9 +17,9 @@ import asyncio
 import json
 import math
 import time
-from array import array
 from collections import deque
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -131,7 +131,7 @@ class Forwarding:
         self._metrics.to_dispatch_s.observe(time.monotonic() - read_s)
         wanted = wanted_rank(fields, request.headers)
         tried: list[str] = []
-        length = OutputLength()
+        length = None if self._recorder is None else OutputLength()
         num_lost = 0
         last: web.Response | None = None
         while len(tried) < settings.max_attempts:
@@ -146,8 +146,9 @@ class Forwarding:
                 answer = await self._attempt(
                     request, body, added, ticket, rank, routed.is_stream, record, came_s, length
                 )
-                if self._recorder is not None and answer.status < 400:
-                    self._recorder.add(lambda: _ended(routed, record, came_s, length))
+                if self._recorder is not None and length is not None and answer.status < 400:
+                    ended = partial(_ended, routed, record, came_s, length)
+                    self._recorder.add(ended)
                 return answer
             except Failed as failure:
                 self._gateway.refused(ticket)
@@ -194,7 +195,7 @@ class Forwarding:
         is_stream: bool,
         record: Record,
         came_s: float,
-        length: OutputLength,
+        length: OutputLength | None,
     ) -> web.StreamResponse:
         gateway = self._gateway
         if not is_stream:
@@ -219,7 +220,7 @@ class Forwarding:
             if record.num_prompt_tokens is not None:
                 self._compare(ticket, answer, record)
         if not isinstance(opened, Stream):
-            if isinstance(opened.body, bytes):
+            if length is not None and isinstance(opened.body, bytes):
                 length.see(opened.body)
             return opened
         return await self._stream(request, rank.worker, opened, length)
@@ -275,8 +276,9 @@ def _ended(routed: RoutedRequest, record: Record, came_s: float, length: OutputL
         return None
     namespace = int.from_bytes(routed.prompt.chain.namespace, "little")
     told = record.num_cached_tokens
-    num_cached = min((record.num_hit_tokens or 0) if told is None else told, len(routed.ids))
-    return Ended(came_s, len(routed.ids), length.num_tokens, num_cached, namespace, array("q", routed.ids).tobytes())
+    num_prompt = routed.prompt.num_tokens
+    num_cached = min((record.num_hit_tokens or 0) if told is None else told, num_prompt)
+    return Ended(came_s, num_prompt, length.num_tokens, num_cached, namespace, routed.ids)
 
 
 async def _body(request: web.Request, timeout_s: float) -> bytes:

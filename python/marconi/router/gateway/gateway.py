@@ -44,7 +44,8 @@ class Gateway(RouterCore):
         keys: Keys | None = None,
     ) -> None:
         """`ValueError` for a routing that is unknown."""
-        super().__init__(reader, latency, routing, keys, settings.snapshot_period_s)
+        keeps_ids = settings.record is not None
+        super().__init__(reader, latency, routing, keys, settings.snapshot_period_s, keeps_ids=keeps_ids)
         self.settings = settings
         self.workers: dict[str, Worker] = {}
         self.ranks: dict[str, Rank] = {}

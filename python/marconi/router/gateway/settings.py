@@ -47,7 +47,7 @@ class Settings:
     session_header: str | None = None
     """Names a session; its requests have one key for rules and ties."""
     record: Path | None = None
-    """A file of what is served, in a folder that is there; None for no record."""
+    """The file of the record of served requests, in a folder that is there."""
     max_body_bytes: int = _limit(32 << 20, "of a request's body")
     body_timeout_s: float = _limit(60.0, "seconds until a request's body has come in")
     max_header_bytes: int = _limit(16 << 10, "of one header, and of a request's line")
