@@ -4,9 +4,9 @@
           |                         |  descriptors, environment, arguments; answered with the exit status
     preloaded.py SOCKET  --fork--> keeper --fork--> the server  --fork--> its schedulers, its detokenizer
 
-A server gets the client's environment, descriptors and working folder, and leads a session of its own, which the keeper
-kills when the client ends. Schedulers are forks of the server rather than spawned: what a script registers they have
-already. Tests of how a server starts and ends use real ones (`ServerProcess`).
+A server gets the client's environment, descriptors, signals and working folder, and leads a session of its own, which
+the keeper kills when the client ends. Schedulers are forks of the server rather than spawned: what a script registers
+they have already. Tests of how a server starts and ends use real ones (`ServerProcess`).
 """
 
 import json
@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from marconi_cpu.demo.server_process import environment
 
+PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _MAX_MESSAGE_BYTES = 1 << 20
 DISABLED_MODELS = "SGLANG_DISABLED_MODEL_ARCHS"
 _MODELS = ("qwen3", "nemotron_h", "llama.py")
@@ -57,6 +58,8 @@ def ask(path: str, arguments: Sequence[str]) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.connect(path)
         socket.send_fds(client, [json.dumps(message).encode()], [1, 2])
+        for number in PASSED_ON:
+            signal.signal(number, lambda number, _: client.send(str(number).encode()))
         return int(client.recv(16) or -signal.SIGKILL)
 
 
@@ -133,9 +136,14 @@ def keep(client: socket.socket) -> NoReturn:
             os.dup2(descriptor, number)
         run(**json.loads(message))
     ended = os.pidfd_open(server)
-    if ended not in select.select([client, ended], [], [])[0]:
+    while ended not in select.select([client, ended], [], [])[0]:
+        number = client.recv(16)
         with suppress(ProcessLookupError):
-            os.killpg(server, signal.SIGKILL)
+            if number:
+                os.kill(server, int(number))
+            else:
+                os.killpg(server, signal.SIGKILL)
+                break
     _, status = os.waitpid(server, 0)
     with suppress(OSError):
         client.send(str(os.waitstatus_to_exitcode(status)).encode())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,8 @@ from sglang.lang.backend.base_backend import BaseBackend
 from sglang.lang.chat_template import get_chat_template
 
 from marconi import cli
-from marconi_cpu.demo import forks
+from marconi.process import LAUNCH
+from marconi_cpu.demo import forks, run
 from marconi_cpu.demo.client import Client
 from marconi_cpu.demo.comparison import by_kind, compare, sentence_of, table_of
 from marconi_cpu.demo.endpoint import Answer
@@ -29,6 +31,7 @@ from marconi_cpu.demo.stream import REASONING_TEMPLATE, WrongAnswer, generated
 from marconi_cpu.demo.traffic import KINDS, Texts, parted
 
 from .client import HTTP
+from .conftest import EntryPoint
 from .processes import is_gone
 
 T = TypeVar("T")
@@ -39,12 +42,6 @@ WITH_CTRL_C = (
     "-c",
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
 )
-
-
-def marconi(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*MARCONI, *args], env=environment(), capture_output=True, text=True, timeout=500, check=False
-    )
 
 
 @pytest.fixture
@@ -66,11 +63,17 @@ def refused(loaded_plugins: None, capsys: pytest.CaptureFixture[str]) -> Callabl
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_models")
-def test_the_demo_computes_less_than_stock_and_finds_every_answer_equal(tmp_path: Path) -> None:
+def test_the_demo_computes_less_than_stock_and_finds_every_answer_equal(
+    preload: EntryPoint,
+    loaded_plugins: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(run, "ServerProcess", partial(run.ServerProcess, entry_point=preload(LAUNCH)))
     out = tmp_path / "demo.json"
-    done = marconi("demo", "--family", "mamba2", "--context-chars", "600", "--max-new-tokens", "8", "--json", str(out))
-    assert done.returncode == 0, done.stdout + done.stderr
+    size = ("--family", "mamba2", "--context-chars", "600", "--max-new-tokens", "8")
+    assert cli.main(("demo", *size, "--json", str(out))) == 0, capsys.readouterr()
     document = json.loads(out.read_text())
     assert set(document) == {"model", "device", "sum", "kinds", "requests", "versions"}
     assert document["model"] == "tiny-mamba2"
@@ -92,7 +95,7 @@ def test_the_demo_computes_less_than_stock_and_finds_every_answer_equal(tmp_path
         assert kind["different_answers"] == 0
     computed = document["sum"]["computed_tokens"]
     assert computed["marconi"] < computed["stock"] < document["sum"]["prompt_tokens"]
-    said = " ".join(done.stdout.split())
+    said = " ".join(capsys.readouterr().out.split())
     assert f"stock SGLang computed {computed['stock']:,}, Marconi {computed['marconi']:,}: " in said
     assert "% fewer, with the same answers." in said
     for awaited in ("start the stock server (about", "start the marconi server (about", f"ask it {NUM_REQUESTS} times"):

@@ -91,7 +91,6 @@ def checksums(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_models")
 @pytest.mark.parametrize(
     ("family", "memory"),
     [("gdn", HOST), ("mamba2", ONE_POOL)],
@@ -121,7 +120,7 @@ def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
         expected = traffic.turns(running.url, 1, NUM_TURNS)
         assert HTTP.post(f"{running.url}/marconi/save", timeout=60.0).status_code == 404
 
-    with launch.process(models, tmp_path / "first") as running:
+    with launch.process(models, tmp_path / "first", entry_point=preload(LAUNCH)) as running:
         assert [each.token_ids for each in Traffic().turns(running.url, 0, 1)] == [each.token_ids for each in before]
         (on_demand,) = HTTP.post(f"{running.url}/marconi/save", timeout=60.0).json()["ranks"]
         assert on_demand["saved"]["num_states"] == on_demand["saved"]["num_held"] > 0

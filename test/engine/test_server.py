@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from marconi.process import LAUNCH
 from marconi_cpu.demo.server_process import ServerProcess, environment
 
 from .client import HTTP, generate, random_tokens
-from .conftest import MARCONI, STANDARD
+from .conftest import MARCONI, STANDARD, EntryPoint
 from .processes import is_gone, processes_of
 from .scenarios import EXTRA_BUFFER, MAX_KV_TOKENS
 
@@ -120,6 +121,7 @@ def test_the_metrics_of_an_idle_server_are_its_status(server: ServerProcess) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_models")
 def test_sglang_serve_takes_the_backend_and_ends_by_itself_when_it_is_interrupted(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_sglang_serve_takes_the_backend_and_ends_by_itself_when_it_is_interrupte
         assert generate(running.url, prompt + random_tokens(81, 40)).num_cached_tokens > 0
         assert "bytes for KV tokens" in running.log_path.read_text(errors="replace"), "flags name no division"
         group = running.pid
+        assert len(processes_of(group)) >= 3, "an HTTP server, a scheduler and a detokenizer"
         os.kill(group, signal.SIGINT)
         assert is_gone(group, within_s=60)
     served = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()][-2:]
@@ -142,32 +145,30 @@ def test_sglang_serve_takes_the_backend_and_ends_by_itself_when_it_is_interrupte
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_models")
-def test_a_model_of_attention_alone_is_served_by_sglangs_own_cache_and_a_stop_leaves_no_process(
-    attention_model: Path, tmp_path: Path
+def test_a_model_of_attention_alone_is_served_by_sglangs_own_cache(
+    attention_model: Path, preload: EntryPoint, tmp_path: Path
 ) -> None:
-    with ServerProcess(attention_model, list(MARCONI), log_path=tmp_path / "log") as running:
+    args, log_path = list(MARCONI), tmp_path / "log"
+    with ServerProcess(attention_model, args, log_path=log_path, entry_point=preload(LAUNCH)) as running:
         prompt = random_tokens(90, 300)
         first = generate(running.url, prompt)
         again = generate(running.url, prompt)
         assert again.token_ids == first.token_ids
         assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 299)
-        log = running.log_path.read_text(errors="replace")
+        log = log_path.read_text(errors="replace")
         assert "marconi: this model has no recurrent layers, its cache is SGLang's own" in log
         assert "impl=UnifiedRadixCache" in log
         status = HTTP.get(f"{running.url}/marconi", timeout=60.0)
         assert (status.status_code, "no recurrent layers" in status.json()["error"]) == (404, True)
-        group = running.pid
-        assert len(processes_of(group)) >= 3, "an HTTP server, a scheduler and a detokenizer"
-    assert is_gone(group, within_s=5)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_models")
-def test_an_offline_engine_takes_the_backend_and_refuses_in_one_line(models: dict[str, Path]) -> None:
-    program = Path(__file__).with_name("offline_engine.py")
+def test_an_offline_engine_takes_the_backend_and_refuses_in_one_line(
+    models: dict[str, Path], preload: EntryPoint
+) -> None:
+    program = str(Path(__file__).with_name("offline_engine.py"))
     done = subprocess.run(
-        [sys.executable, str(program), str(models["gdn"])],
+        [sys.executable, *preload((program,)), str(models["gdn"])],
         env=environment(),
         capture_output=True,
         text=True,
