@@ -52,7 +52,7 @@ cuda-check: $(if $(CUDA_PYTHON),,setup)  ## all that needs a Hopper card, in 8 m
 	$(or $(CUDA_PYTHON),$(BIN)/python) benchmark/cuda_check.py $(if $(PART),--part $(PART)) $(ARGS)
 
 test-ray: $(RAY)  ## the tests of Ray Serve, two replicas of a small model among them (some minutes)
-	$(BIN)/python -m pytest test/router/ray_serve $(ARGS)
+	$(BIN)/python -m pytest test/ray_serve $(ARGS)
 
 fuzz: setup  ## 2,000 bodies near those that are answered, to a real server and to a router: none may end it (some minutes)
 	MARCONI_FUZZ_BODIES=2000 $(BIN)/python -m pytest -q -s --timeout 3600 \

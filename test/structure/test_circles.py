@@ -51,7 +51,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 @pytest.mark.parametrize(
     ("folder", "package"),
     [
-        *(("python", package) for package in ("marconi", "marconi_cpu", "marconi_lab")),
+        *(("python", package) for package in ("marconi", "marconi_cpu", "marconi_lab", "marconi_ray")),
         # A benchmark leaves folders of results as well.
         *((".", str(each.parent.relative_to(ROOT))) for each in sorted((ROOT / "benchmark").glob("*/__init__.py"))),
     ],

@@ -78,7 +78,7 @@ def test_pure_tests_are_collected_without_torch() -> None:
 def test_functions_import_only_what_a_process_may_do_without() -> None:
     texts = {
         name: text
-        for package in ("marconi", "marconi_cpu", "marconi_lab")
+        for package in ("marconi", "marconi_cpu", "marconi_lab", "marconi_ray")
         for name, text in sources("python", package).items()
     }
     del texts[COMMAND]

@@ -1,6 +1,6 @@
 """The order of the layers: a package imports only packages below it, and only what serves imports SGLang.
 
-The product, `marconi`, imports neither of the packages beside it.
+The product, `marconi`, imports none of the packages beside it.
 """
 
 import ast
@@ -24,7 +24,11 @@ ALLOWED["router"] = {"process", "record", "chat", "model", "events", "router"}
 # One server each: against its replay, and before it starts.
 ALLOWED["validate"] -= {"router"}
 ALLOWED["check"] -= {"router"}
-BESIDE = {"marconi_cpu": set(LAYERS), "marconi_lab": set(LAYERS) - {"engine", "validate"}}
+BESIDE = {
+    "marconi_cpu": set(LAYERS),
+    "marconi_lab": set(LAYERS) - {"engine", "validate"},
+    "marconi_ray": ALLOWED["router"],
+}
 """The packages beside the product, which do not know each other."""
 ALLOWED |= BESIDE
 SERVING = {"engine", "check", "marconi_cpu"}
@@ -134,6 +138,7 @@ def _is_standard(name: str) -> bool:
         ("events", "from marconi.router.index import Chain"),
         ("router", "from marconi import replay"),
         ("router", "from marconi_lab.fleet import task"),
+        ("router", "def f():\n    from marconi_ray import application"),
         ("replay", "import marconi.engine.cache.radix_cache"),
         ("engine", "from marconi_cpu import launchers"),
         ("engine", "from marconi_lab.catalog import POLICIES"),
@@ -142,6 +147,7 @@ def _is_standard(name: str) -> bool:
         ("cli", "def f():\n    from marconi_cpu import command"),
         ("marconi_cpu", "from marconi_lab import traffic"),
         ("marconi_lab", "from marconi_cpu import tiny_model"),
+        ("marconi_ray", "from marconi import replay"),
         ("marconi_lab", "import torch"),
         ("marconi_lab", "from marconi.engine.cache.radix_cache import MarconiRadixCache"),
         ("replay", "from marconi.router.index import Chain"),

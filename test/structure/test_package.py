@@ -131,7 +131,7 @@ def test_the_wheels_work_in_an_empty_environment(installed: Path, tmp_path: Path
         return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
 
     (packages,) = (installed.parent / "lib").glob("python*/site-packages")
-    ours = [ROOT / "python" / name for name in ("marconi", "marconi_cpu", "marconi_lab")]
+    ours = [ROOT / "python" / name for name in ("marconi", "marconi_cpu", "marconi_lab", "marconi_ray")]
     for package in (*ours, ROOT / "sgl-kernel-ext" / "sgl_kernel_ext"):
         assert package_files(packages / package.name) == package_files(package)
     where = run("python", "-c", "import marconi, sgl_kernel_ext; print(marconi.__file__, sgl_kernel_ext.__file__)")

@@ -14,9 +14,9 @@ import httpx
 import psutil
 import ray
 
-from marconi.router.ray_serve.ingress import REPLICA
 from marconi_cpu import tiny_model
 from marconi_cpu.demo.server_process import environment
+from marconi_ray.ingress import REPLICA
 
 from .cluster import cluster, command_of, descendants, running, until
 

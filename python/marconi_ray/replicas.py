@@ -27,7 +27,7 @@ from marconi.router.description import EventSource, describe
 from marconi.router.dispatch import Ticket
 from marconi.router.gateway.added import asking_for_state
 from marconi.router.prompts import PromptKind, PromptReader
-from marconi.router.ray_serve.call import Call
+from marconi_ray.call import Call
 
 logger = logging.getLogger(__name__)
 

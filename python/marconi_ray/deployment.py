@@ -10,9 +10,9 @@ from ray import serve
 
 from marconi.router.gateway.added import with_fields
 from marconi.router.gateway.upstream import STREAM, client_session, relayed_headers
-from marconi.router.ray_serve.call import Call, ResponseHead, ServerGone
-from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.server import Server, kinds_alike
+from marconi_ray.call import Call, ResponseHead, ServerGone
+from marconi_ray.options import Options
+from marconi_ray.server import Server, kinds_alike
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _HEALTH_TIMEOUT_S: Final = 25.0

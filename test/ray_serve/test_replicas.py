@@ -21,10 +21,10 @@ from marconi.model import load
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.dispatch import prompt_of
 from marconi.router.prompts import PromptKind
-from marconi.router.ray_serve import replicas as module
-from marconi.router.ray_serve.call import Call
-from marconi.router.ray_serve.replicas import Replicas
 from marconi.router.sync import State
+from marconi_ray import replicas as module
+from marconi_ray.call import Call
+from marconi_ray.replicas import Replicas
 from router.gateway.stand_in import BLOCK_TOKENS, ByteReader, StandIn, living
 
 FLOPS = load("qwen3-next-80b-a3b").prefix_flops

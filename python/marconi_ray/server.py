@@ -18,7 +18,7 @@ from marconi.process import LOOPBACK, GuardedServer, free_ports
 from marconi.router.prompts import PromptKind
 from marconi.router.prompts.check import TOKENIZE, probes, verify, without
 from marconi.router.prompts.reader import TokenizingReader
-from marconi.router.ray_serve.options import Options
+from marconi_ray.options import Options
 
 
 class Server(GuardedServer):

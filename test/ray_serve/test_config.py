@@ -11,10 +11,10 @@ pytest.importorskip("ray.serve", reason="THE RAY EXTRA IS NOT INSTALLED, this te
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from marconi.router.ray_serve import application
-from marconi.router.ray_serve.options import Options
+from marconi_ray import application
+from marconi_ray.options import Options
 
-TEXT = (Path(__file__).parents[3] / "docs" / "fleet.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def config() -> dict[str, Any]:
 
 def test_serve_takes_the_configuration_that_is_shown(config: dict[str, Any]) -> None:
     (shown,) = ServeDeploySchema.model_validate(config).applications
-    assert shown.import_path == "marconi.router.ray_serve:application"
+    assert shown.import_path == "marconi_ray:application"
     made = application(shown.args)
     names = {made._bound_deployment.name} | {each._bound_deployment.name for each in _bound(made)}
     assert {each.name for each in shown.deployments} <= names == {"SGLang", "Ingress"}

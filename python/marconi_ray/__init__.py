@@ -14,14 +14,14 @@ configuration.
 
 from typing import TYPE_CHECKING, Any, Final
 
-from marconi.router.ray_serve.call import Call, ResponseHead
+from marconi_ray.call import Call, ResponseHead
 
 if TYPE_CHECKING:
     from ray import serve
 
 __all__ = ["Call", "ResponseHead", "application"]
 
-ROUTER: Final = "marconi.router.ray_serve.request_router.StateAwareRouter"
+ROUTER: Final = "marconi_ray.request_router.StateAwareRouter"
 _INGRESS_REQUESTS: Final = 4096
 """Requests at a time in one ingress, which waits and computes nothing."""
 _HEALTH_PERIOD_S: Final = 5.0
@@ -38,9 +38,9 @@ def application(args: dict[str, Any]) -> "serve.Application":
         from ray import serve
         from ray.serve.config import RequestRouterConfig
 
-        from marconi.router.ray_serve.deployment import SGLang
-        from marconi.router.ray_serve.ingress import Ingress
-        from marconi.router.ray_serve.options import Options
+        from marconi_ray.deployment import SGLang
+        from marconi_ray.ingress import Ingress
+        from marconi_ray.options import Options
     except ImportError as absent:
         raise ImportError(
             f"{__name__} needs {absent.name}, which is not installed: pip install '.[ray]' in its checkout"

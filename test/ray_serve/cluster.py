@@ -14,10 +14,10 @@ import psutil
 import ray
 from ray import serve
 
-from marconi.router.ray_serve import application
+from marconi_ray import application
 
 OBJECT_STORE_BYTES = 80 << 20
-_PATH = str(Path(__file__).parents[3] / "python")
+_PATH = str(Path(__file__).parents[2] / "python")
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import psutil
 from marconi.process import free_ports
 from marconi.router.description import Description, describe
 from marconi.router.prompts import PromptKind
-from marconi.router.ray_serve import server as module
-from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.server import Server, kinds_alike
+from marconi_ray import server as module
+from marconi_ray.options import Options
+from marconi_ray.server import Server, kinds_alike
 
 from . import folder
 

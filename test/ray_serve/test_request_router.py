@@ -21,10 +21,10 @@ from ray.serve.request_router import PendingRequest, ReplicaID
 from marconi.events.base import SHARED_ELSEWHERE
 from marconi.events.hashes import HashSpace
 from marconi.router.dispatch import prompt_of
-from marconi.router.ray_serve import request_router as module
-from marconi.router.ray_serve.call import Call, ResponseHead
-from marconi.router.ray_serve.deployment import SGLang
-from marconi.router.ray_serve.request_router import StateAwareRouter
+from marconi_ray import request_router as module
+from marconi_ray.call import Call, ResponseHead
+from marconi_ray.deployment import SGLang
+from marconi_ray.request_router import StateAwareRouter
 from router.gateway.stand_in import BLOCK_TOKENS, MODEL, StandIn, living
 
 from . import folder

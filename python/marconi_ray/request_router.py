@@ -32,9 +32,9 @@ from ray.serve.request_router import (
 
 from marconi.events.address import Keys
 from marconi.router.model import latency_of
-from marconi.router.ray_serve.call import Call
-from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.replicas import Replicas, reachable
+from marconi_ray.call import Call
+from marconi_ray.options import Options
+from marconi_ray.replicas import Replicas, reachable
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from marconi.router.ray_serve import Call
-from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.replicas import reachable
+from marconi_ray import Call
+from marconi_ray.options import Options
+from marconi_ray.replicas import reachable
 
 
 def test_texts_of_a_command_line_and_values_of_a_config_are_read_alike() -> None:

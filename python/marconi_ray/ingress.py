@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from marconi.router.gateway.errors import error_body, error_event
 from marconi.router.gateway.upstream import OVERLOADED
 from marconi.router.prompts import ROUTES
-from marconi.router.ray_serve.call import Call, Headers, ResponseHead, ServerGone
+from marconi_ray.call import Call, Headers, ResponseHead, ServerGone
 
 REPLICA: Final = "x-marconi-replica"
 REASON: Final = "x-marconi-reason"

@@ -17,7 +17,7 @@ pytest.importorskip("ray.serve", reason="THE RAY EXTRA IS NOT INSTALLED, this te
 import httpx
 import psutil
 
-from marconi.router.ray_serve.ingress import REASON, REPLICA
+from marconi_ray.ingress import REASON, REPLICA
 from router.gateway.stand_in import BLOCK_TOKENS
 
 from . import folder
