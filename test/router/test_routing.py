@@ -77,15 +77,22 @@ def test_a_decision_is_one_of_the_workers_whatever_their_order(
         assert decision.expected_ttft_s >= decision.worker.work_ahead_s
 
 
-@given(given_workers=workers_given, slack=st.sampled_from([1.0, 1.5, 4.0]), grace_s=st.sampled_from([0.0, 0.2]))
+@given(
+    given_workers=workers_given,
+    slack=st.sampled_from([1.0, 1.5, 4.0]),
+    grace_s=st.sampled_from([0.0, 0.2]),
+    known=st.sampled_from([0, 900]),
+)
 def test_the_least_price_is_the_rule_in_its_header(
-    given_workers: list[Candidate], slack: float, grace_s: float
+    given_workers: list[Candidate], slack: float, grace_s: float, known: int
 ) -> None:
     """By brute force, over all workers."""
     tolerance = Tolerance(0.05, slack, grace_share=0.1, grace_s=grace_s)
-    decision = LeastPrice(LATENCY, tolerance=tolerance).choose(QUERY, given_workers)
+    query = replace(QUERY, num_known_tokens=known)
+    decision = LeastPrice(LATENCY, tolerance=tolerance).choose(query, given_workers)
     grace_s = min(0.1 * LATENCY.seconds(0, QUERY.num_prompt_tokens), grace_s)
-    if all(each.turnover == 0 for each in given_workers):
+    most = max(each.num_kv_tokens for each in given_workers)
+    if all(each.turnover == 0 for each in given_workers) and (known or most < 50):
         slack = min(slack, Tolerance().slack_with_room)
     ttft = {each: expected_ttft_s(LATENCY, QUERY, each, each.num_hit_tokens) for each in given_workers}
     prefill = {each: ttft[each] - each.work_ahead_s for each in given_workers}
@@ -95,7 +102,6 @@ def test_the_least_price_is_the_rule_in_its_header(
         each: each.work_ahead_s + (1 + queue) * (prefill[each] + each.turnover * stored[each]) for each in given_workers
     }
     assert decision.expected_ttft_s == ttft[decision.worker]
-    most = max(each.num_kv_tokens for each in given_workers)
     if most < 50:
         in_time = [each for each in given_workers if ttft[each] <= slack * min(ttft.values()) + grace_s]
         assert decision.worker in in_time
@@ -123,17 +129,17 @@ def fleet_of_two(work_ahead_s: float, turnover: float = 0.0) -> list[Candidate]:
     return fleet(Candidate("", 900, 900, work_ahead_s), Candidate("", turnover=turnover))
 
 
-@pytest.mark.parametrize(("turnover", "latest_s"), [(0.0, 1.35), (0.001, 1.6)])
+@pytest.mark.parametrize(("known", "turnover", "latest_s"), [(900, 0.0, 1.35), (900, 0.001, 1.6), (0, 0.0, 1.6)])
 def test_what_many_want_gets_a_copy_once_its_holder_is_not_in_time_and_then_has_two_holders(
-    turnover: float, latest_s: float
+    known: int, turnover: float, latest_s: float
 ) -> None:
-    """Sooner where that displaces nothing: 1 s there beside a tenth of a second and the wait."""
-    rule = LeastPrice(LATENCY)
+    """Sooner where that displaces nothing, 1 s there beside a tenth of a second and the wait; a conversation stays."""
+    rule, query = LeastPrice(LATENCY), replace(QUERY, num_known_tokens=known)
     in_time = fleet_of_two(latest_s - 0.11, turnover)
-    assert {rule.choose(QUERY, in_time).reason for _ in range(100)} == {Reason.HIT}
-    assert rule.choose(QUERY, fleet_of_two(latest_s - 0.09, turnover)).worker.name == "w1"
+    assert {rule.choose(query, in_time).reason for _ in range(100)} == {Reason.HIT}
+    assert rule.choose(query, fleet_of_two(latest_s - 0.09, turnover)).worker.name == "w1"
     copied = fleet(Candidate("", 900, 900, 1.5), Candidate("", 900, 900, 0.2))
-    assert (rule.choose(QUERY, copied).worker.name, rule.choose(QUERY, copied).reason) == ("w1", Reason.HIT)
+    assert (rule.choose(query, copied).worker.name, rule.choose(query, copied).reason) == ("w1", Reason.HIT)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ when the request comes, so the same object routes a live fleet and a simulated o
 A worker is *in time* if its first token (of state-aware: its price) is no more than `slack` times the least, and on top
 of it `grace_share` of the prefill of the whole prompt, at most `grace_s`: a request waits for its prefix, but not for a
 multiple of what it takes to compute it where nothing waits. To state-aware, `slack_with_room` times is in time as long
-as no worker's memory turns over: then a copy displaces nothing, and less is lost if another worker makes one. Where no
-worker has `min_share` of the prompt, it is
-*cold*: there is little to lose, and it is placed among the workers whose first token is in time. With a smaller share a
-common greeting decides where a long document goes; with a larger one hits are ignored.
+as no worker's memory turns over, unless the prompt continues another: a copy displaces nothing there, and the next
+request that wants it finds it, but nobody else wants a conversation's own turns. Where no worker has `min_share` of the
+prompt, it is *cold*: there is little to lose, and it is placed among the workers whose first token is in time. With a
+smaller share a common greeting decides where a long document goes; with a larger one hits are ignored.
 
 **state-aware**, of a prompt that is not cold:
 
@@ -225,7 +225,7 @@ class Tolerance:
     min_share: float = 0.05
     slack: float = 1.5
     slack_with_room: float = 1.25
-    """The same where a copy displaces nothing, if it is less."""
+    """The same where a copy displaces nothing and others want it, if it is less."""
     grace_share: float = 0.25
     grace_s: float = 0.1
 
@@ -303,11 +303,13 @@ class LeastPrice:
         offers = self._offers(query, workers)
         most = max(worker.num_kv_tokens for worker in workers)
         has_room = not any(worker.turnover for worker in workers)
+        is_wanted = query.num_known_tokens > 0
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
             latest_s = self.tolerance.latest_s(min(offer.ttft_s for offer in offers), whole_s, has_room=has_room)
             worker, reason = by_memory(query, [offer.worker for offer in offers if offer.ttft_s <= latest_s])
         else:
-            latest_s = self.tolerance.latest_s(min(offer.price_s for offer in offers), whole_s, has_room=has_room)
+            soonest_s = min(offer.price_s for offer in offers)
+            latest_s = self.tolerance.latest_s(soonest_s, whole_s, has_room=has_room and is_wanted)
             in_time = [offer.worker for offer in offers if offer.price_s <= latest_s]
             longest = max(worker.num_kv_tokens for worker in in_time)
             worker = least_loaded(query, [worker for worker in in_time if worker.num_kv_tokens == longest])
