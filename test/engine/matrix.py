@@ -135,14 +135,14 @@ MATRIX: Final = tuple(
         "gdn    extra_buffer      NEXTN overlap two-pools tp  16 prefill",
         "gdn    no_buffer         NEXTN in-turn one-pool  dp  1  whole",
         "gdn    no_buffer         none  in-turn two-pools 1   1  whole",
-        "mamba2 extra_buffer_lazy none  overlap one-pool  tp  16 whole",
+        "mamba2 extra_buffer_lazy none  overlap one-pool  1   16 whole",
         "gdn    extra_buffer_lazy TREE  overlap host      tp  1  whole",
         "mamba2 extra_buffer      none  in-turn host      tp  16 prefill",
         "mamba2 extra_buffer_lazy NEXTN overlap host      1   16 whole",
         "mamba2 no_buffer         NGRAM in-turn host      tp  1  whole",
         "gdn    extra_buffer_lazy none  overlap two-pools dp  16 whole",
         "gdn    extra_buffer      TREE  in-turn host      dp  1  whole",
-        "mamba2 extra_buffer      none  overlap one-pool  1   1  prefill",
+        "mamba2 extra_buffer      none  overlap one-pool  tp  1  prefill",
         "gdn    extra_buffer_lazy NGRAM overlap two-pools 1   1  whole",
     )
 )

@@ -4,6 +4,7 @@ Each negative control puts one thing back that a rank alone knows, and must see 
 """
 
 import inspect
+import random
 import time
 from itertools import cycle
 from types import SimpleNamespace
@@ -66,11 +67,12 @@ def test_two_ranks_decide_alike_under_pressure(choice: PolicyChoice, memory: Div
     assert soak.ranks[0].soak.num_flushes > 0
 
 
-def late_ranks(num_ranks: int, strategy: Strategy = Strategy.EXTRA_BUFFER) -> Ranks:
-    """Ranks of one pool, each of which finds at its own time that a forward pass has ended."""
-    soak = ranks(num_ranks, memory=Division.ONE_POOL, strategy=strategy)
+def late_ranks(num_ranks: int, *, has_transfers: bool = False) -> Ranks:
+    """Ranks of one pool, each of which finds at its own time that a forward pass has ended; of a prefill server."""
+    soak = ranks(num_ranks, memory=Division.ONE_POOL)
     for index, rank in enumerate(soak.ranks):
-        rank.soak.scheduler.passes = LatePasses(rank.soak.scheduler.cache.token_to_kv_pool_allocator, seed=index)
+        kv, transfers = rank.soak.scheduler.cache.token_to_kv_pool_allocator, random.Random(7)  # noqa: S311 - a workload
+        rank.soak.scheduler.passes = LatePasses(kv, index, transfers if has_transfers else None)
     return soak
 
 
@@ -82,6 +84,16 @@ def test_ranks_of_one_pool_decide_alike_whenever_they_find_that_a_pass_has_ended
     for rank in soak.ranks:
         assert rank.soak.scheduler.passes is not None
         assert rank.soak.scheduler.passes.num_pending > 100
+        assert rank.soak.scheduler.passes.num_waits > 10
+    assert soak.caches[0].status().evictions["bytes"] > 25
+
+
+@pytest.mark.slow
+def test_ranks_of_a_prefill_server_decide_alike_although_moves_are_forbidden_at_times() -> None:
+    soak = late_ranks(2, has_transfers=True)
+    soak.run()
+    for rank in soak.ranks:
+        assert rank.soak.scheduler.passes is not None
         assert rank.soak.scheduler.passes.num_waits > 10
     assert soak.caches[0].status().evictions["bytes"] > 25
 
@@ -144,6 +156,15 @@ def test_control_without_a_wait_for_passes_there_is_less_than_is_counted(monkeyp
     monkeypatch.setattr(
         MultiEndedAllocator, "flush_for_allocation", inspect.unwrap(MultiEndedAllocator.flush_for_allocation)
     )
+    with pytest.raises(RanksParted):
+        soak.run()
+
+
+def test_control_gaps_that_each_rank_closes_as_it_can_part_ranks_of_a_prefill_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    soak = late_ranks(2, has_transfers=True)
+    monkeypatch.setattr(MultiEndedAllocator, "_flush", inspect.unwrap(MultiEndedAllocator._flush))
     with pytest.raises(RanksParted):
         soak.run()
 

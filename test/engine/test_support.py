@@ -95,14 +95,7 @@ def test_a_cap_of_states_per_path_is_taken_and_said_to_have_no_effect() -> None:
 @pytest.mark.parametrize(
     ("facts", "given", "expected"),
     [
-        (
-            Facts(is_hybrid=True, has_one_pool=True, num_ranks=4),
-            {"disaggregation_mode": "prefill"},
-            "--disaggregation-mode prefill is only supported with 1 rank per cache, got 4",
-        ),
-        (Facts(is_hybrid=True, has_one_pool=True, num_ranks=1), {"disaggregation_mode": "prefill"}, None),
-        (Facts(is_hybrid=True, has_one_pool=True, num_ranks=4), {}, None),
-        (Facts(is_hybrid=True, num_ranks=4), {"disaggregation_mode": "prefill"}, None),
+        (Facts(is_hybrid=True, has_one_pool=True, num_ranks=4), {"disaggregation_mode": "prefill"}, None),
         (
             Facts(is_hybrid=True, why_not_planned="its backend"),
             {"mamba_radix_cache_strategy": "extra_buffer_lazy"},

@@ -2,7 +2,9 @@
 
 A pass is launched with the step that it belongs to and has ended at the latest when its result is taken. Until then a
 rank that asks finds at random that it has; the old places of entries that SGLang moves meanwhile stay pending. A stream
-that waits for a pass ends it. Source of what it stands for: `torch.cuda.Event`, `Scheduler.run_batch`.
+that waits for a pass ends it. On a prefill server transfers begin and end at the same steps on all ranks, which close
+gaps at the same steps, when nothing is under way. Sources of what it stands for: `torch.cuda.Event`,
+`Scheduler.run_batch`, `unified_memory_disagg_move_gate`.
 """
 
 import random
@@ -16,6 +18,8 @@ END_RATE = 0.2
 """Of queries, those that find a pass ended."""
 FLUSH_RATE = 0.5
 """Of steps, those before which a rank closes gaps as SGLang does while idle."""
+TRANSFER_RATE = 0.5
+"""Of a prefill server's steps, those that begin while a transfer is under way."""
 
 
 class Pass:
@@ -32,10 +36,17 @@ class Pass:
 
 
 class LatePasses:
-    """The passes over SGLang's one pool `kv`; `seed` is the rank's own."""
+    """The passes over SGLang's one pool `kv`; `seed` is the rank's own.
 
-    def __init__(self, kv: Any, seed: int) -> None:
+    On a prefill server `transfers` is the same on every rank.
+    """
+
+    def __init__(self, kv: Any, seed: int, transfers: random.Random | None = None) -> None:
         self._kv = kv
+        self._transfers = transfers
+        self._has_transfers = False
+        if transfers is not None:
+            kv.set_disagg_move_gate(lambda: not self._has_transfers)
         self._sides = kv.full_attn_allocator, kv.mamba_allocator
         self._rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
         self._under_way: list[Pass] = []
@@ -49,8 +60,10 @@ class LatePasses:
         patch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(wait_event=self._wait))
 
     def before_step(self) -> None:
-        """Gaps are closed at a time that is this rank's own."""
-        if self._rng.random() < FLUSH_RATE:
+        """Gaps are closed, at a time that is this rank's own but on a prefill server."""
+        if self._transfers is not None:
+            self._has_transfers = self._transfers.random() < TRANSFER_RATE
+        if (self._transfers or self._rng).random() < FLUSH_RATE and not self._has_transfers:
             self._kv.flush_opportunistic()
         self.num_pending += sum(len(side._pending_reuse_pages_cpu) for side in self._sides)
 

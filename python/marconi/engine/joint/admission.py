@@ -77,6 +77,16 @@ def around_schedulable_available_size(count: Callable[[Any], int], side: Any) ->
     return num_available + len(side._pending_reuse_pages_cpu) * side.page_size
 
 
+def around_flush(flush: Callable[..., int], side: Any, *, urgent: bool) -> int:
+    """Around `MultiEndedAllocator._flush`: where transfers may forbid moves, close all gaps of `side` or none.
+
+    How many gaps are left decides there how much can be lent, and SGLang closes those alone that no pass reads any
+    more, as far as a rank knows. An urgent flush makes the stream wait for the pass. Ranks flush between the same two
+    steps, and see a transfer end at the same one (`poll_and_all_reduce`).
+    """
+    return flush(side, urgent=urgent or side.disagg_move_gate is not None)
+
+
 def around_flush_for_allocation(flush: Callable[[Any], int], peer: Any) -> int:
     """Around `MultiEndedAllocator.flush_for_allocation`: the side that is short takes its own pending places, too."""
     num_moved = flush(peer)

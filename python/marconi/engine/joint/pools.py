@@ -13,7 +13,8 @@ until it finds that the pass has ended, which each of several ranks finds at its
 evict another state. Here pending places count as free, so what can be lent depends on what is lent alone, the same on
 every rank; one rank does as many do. An allocation that needs them makes the stream, not the host, wait for the pass.
 
-Where transfers of a prefill server forbid SGLang to move entries, it counts by itself.
+Transfers of a prefill server forbid SGLang to move entries while they last, so gaps between what is lent cannot be lent
+then. There SGLang counts by itself, and every rank closes the same gaps at the same step (`admission.around_flush`).
 
 Whichever is short, the victim is the one of least worth for the bytes that it frees (`Need.BYTES`), and victims are
 evicted until there is room: for as many KV tokens, or states, as SGLang lacks. SGLang itself asks component by

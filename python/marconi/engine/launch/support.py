@@ -368,17 +368,6 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         "--speculative-algorithm {0.server_args.speculative_algorithm} is not supported with --enable-unified-memory "
         "and --radix-cache-backend marconi: it drafts only on a GPU, where entries that move have not been tested",
     ),
-    # Transfers, which each rank sees end at a different time, forbid SGLang to close gaps in the pool.
-    Refused(
-        lambda launch: (
-            launch.facts.has_one_pool
-            and launch.facts.num_ranks > 1
-            and launch.server_args.disaggregation_mode != "null"
-        ),
-        "--enable-unified-memory with --disaggregation-mode {0.server_args.disaggregation_mode} is only supported with "
-        "1 rank per cache, got {0.facts.num_ranks}: what SGLang's pool can allocate depends on when each rank's "
-        "transfers end",
-    ),
 )
 """On a hybrid model whose cache is this project's."""
 REFUSED_SAVING: Final = (
