@@ -1,15 +1,18 @@
 """Kernels compile for the cards that models run on, fit into them, and are compiled before the first request.
 
 `ahead_of_time.py` compiles, in a process of its own for each target and with a cache of its own: Triton says what a
-kernel takes only when it compiles it. How long that took is printed (`-s`) and held to nothing.
+kernel takes only when it compiles it. What it said is kept in the environment, by the source of the kernels and of that
+program. How long a compilation took is printed (`-s`) and held to nothing.
 """
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from .ahead_of_time import INVALID, SPILLS, Compiled
 
 MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Of one block, by compute capability (CUDA programming guide, technical specifications)."""
+KEPT = Path(sys.prefix) / ".compilations"
+"""What the compiler said; a new environment has nothing."""
 MAX_REGISTERS = {"gated_delta_rule": 128, "kda": 128, "mamba2": 192}
 """Of a thread on Hopper with inputs in bfloat16: 4 blocks of 128 threads on a processor, and 2."""
 
@@ -36,7 +41,20 @@ MAX_COMPILATIONS = {
 """Over all models and 400 batches of random sizes: a kernel is compiled for a model's shapes and dtypes, no batch's."""
 
 
+def source_digest() -> str:
+    """A digest of all that a compilation hangs on."""
+    digest = hashlib.blake2b(f"{version('triton')} {version('torch')}".encode(), digest_size=16)
+    folders = Path(sgl_kernel_ext.__file__).parent, Path(__file__).parent
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def run(folder: Path, *command: str) -> Any:
+    """Return what `ahead_of_time.py` says to `command`, with a cache of Triton in `folder`, or what it said before."""
+    said = KEPT / f"{'-'.join(command)}-{source_digest()}.json"
+    if said.exists():
+        return json.loads(said.read_text(encoding="utf-8"))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = (str(Path(__file__).parents[1]), environment.get("PYTHONPATH", ""))
     made = subprocess.run(
@@ -47,7 +65,10 @@ def run(folder: Path, *command: str) -> Any:
         check=False,
     )
     assert made.returncode == 0, made.stderr
-    return json.loads(made.stdout)
+    found = json.loads(made.stdout)
+    KEPT.mkdir(exist_ok=True)
+    said.write_text(made.stdout, encoding="utf-8")
+    return found
 
 
 @pytest.fixture(
