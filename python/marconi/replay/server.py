@@ -26,7 +26,7 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from marconi.lifecycle.pools import NOTHING, Amount
@@ -53,6 +53,9 @@ class ServerReplay:
         self.num_prefilled = 0
         """Requests that run and have begun their prefill."""
         self.page_tokens = hybrid.tree.unit_tokens
+        self._in_use: frozenset[Node] = frozenset()
+        self._locked = NOTHING
+        """KV on the paths to the nodes `_in_use`, and their states: neither changes while they stay locked."""
 
     @property
     def counters(self) -> Counters:
@@ -162,13 +165,13 @@ class ServerReplay:
 
     def evictable(self, but: Node | None = None) -> Amount:
         """Evictable memory: KV on no locked path, and unlocked states; `but` counts as locked, too."""
-        return self.held.without(self._locked(but))
+        in_use = self.hybrid.tree.locked if but is None else self.hybrid.tree.locked | {but}
+        if in_use != self._in_use:
+            self._in_use, self._locked = frozenset(in_use), self._amount_of(in_use)
+        return self.held.without(self._locked)
 
-    def _locked(self, but: Node | None = None) -> Amount:
-        """KV on locked paths, and locked states; an eviction changes neither."""
-        in_use = self.hybrid.tree.locked
-        if but is not None:
-            in_use = in_use | {but}
+    def _amount_of(self, in_use: Set[Node]) -> Amount:
+        """KV on the paths to `in_use`, and their states."""
         seen, num_tokens = set[Node](), 0
         for end in in_use:
             node = end

@@ -20,9 +20,11 @@ Costs: matching and inserting are linear in the nodes on the path, eviction in w
 below; none depends on the size of the tree.
 """
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple
 
 from marconi.tree.memory import Memory
@@ -310,8 +312,8 @@ class RadixTree:
         upper = Node(node.key[:size], parent, depth, next(self._serials))
         upper.last_pass_s = node.last_pass_s
         if node.absences:
-            upper.absences = [each for each in node.absences if each.depth <= upper.depth]
-            node.absences = [each for each in node.absences if each.depth > upper.depth]
+            num_above = bisect_right(node.absences, upper.depth, key=attrgetter("depth"))
+            upper.absences, node.absences = node.absences[:num_above], node.absences[num_above:]
         parent.children[upper.key[: self.unit_bytes]] = upper
         node.key = node.key[size:]
         node.parent = upper
