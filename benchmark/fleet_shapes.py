@@ -1,6 +1,7 @@
 """Rules of routing over made-up shapes of traffic and loads, to find the one that never loses.
 
-    shape      system (one system prompt of 1,500 tokens), documents (24 of 6,000 tokens), agents, chats, random
+    shape      system (one system prompt of 1,500 tokens), documents (24 of 6,000 tokens), agents, chats, conversations
+               (of four turns, which share nothing), random
     load       sessions start so fast that prefills without any cache would take 0.1, 0.5 or 1.1 of the fleet's time
     memory     the fleet's, in shares of what an unbounded cache holds at the end; 3 GB a worker or more
     gateways   routers that know of each other's requests only by the workers; they get the requests in turn
@@ -73,6 +74,7 @@ SHAPES: Final = MappingProxyType(
         "documents": _asked(2, 100, 80, SystemPrompts(24, 6_000), 15.0),
         "agents": replace(preset("agent-append"), max_context_tokens=65_536),
         "chats": preset("chat-short"),
+        "conversations": _asked(4, 300, 100, SystemPrompts(0, 0), 15.0),
         "random": replace(
             _asked(1, 60, 60, SystemPrompts(0, 0), 5.0),
             turns=Skewed(1, 0, 1, 1),
