@@ -5,7 +5,9 @@ layer's rows stand together, on the host all layers of a page.
 
     device    [layer][index, ...]                      host    [index // page, layer, index % page, ...]
 
-Indices are of tokens, or of state slots, of which a page holds one. Source of the names and their order of arguments:
+Indices are of tokens, or of state slots, of which a page holds one. SGLang's own copies of this layout want a layer's
+rows one behind another; these step over what lies between those of one pool for KV and states, so that the layout stays
+where SGLang would choose its kernels'. Source of the names and their order of arguments:
 `sgl_kernel.kvcacheio`, as `srt/mem_cache/pool_host/mha.py` and `mamba.py` call it.
 """
 
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from sglang.srt.arg_groups import hicache_hook
 from sglang.srt.mem_cache.pool_host import base, mamba, mha
 from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 
@@ -24,9 +27,19 @@ def register() -> None:
     """Let SGLang's host pools take their memory and make their copies here."""
     ALLOC_MEMORY_FUNCS["cpu"] = allocate
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
+    base.HostKVCache._require_packed_device_rows = _step_over
+    hicache_hook.resolve_unified_memory_layout_io = _keep_layout
     for pool in (mha, mamba):
         for copy in (transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf):
             setattr(pool, copy.__name__, copy)
+
+
+def _step_over(_pool: Any, _kernel: str) -> None:
+    """In place of `HostKVCache._require_packed_device_rows`: rows may lie apart."""
+
+
+def _keep_layout(_server_args: Any) -> None:
+    """In place of `resolve_unified_memory_layout_io`: the layout serves one pool as well."""
 
 
 def allocate(

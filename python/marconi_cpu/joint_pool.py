@@ -3,8 +3,8 @@
 SGLang's pool runs on a CPU unchanged; it lacks an attention backend there that knows that the pool's indices are
 names, behind which entries move. So `torch_native` is given places: it writes where the batch's plan says, and reads
 rows of places in those of names. It is added to SGLang's lists of backends that look places up themselves. The KV of a
-draft model lies in the target's entries and has their names. An entry never has to wait for a pass in flight before it
-moves: on a CPU a pass has ended when its call returns.
+draft model lies in the target's entries and has their names. An entry never has to wait for a pass in flight, or for a
+copy to a host, before it moves: on a CPU both have ended when their call returns.
 
 Sources: `srt/layers/attention/torch_native_backend.py`, `srt/arg_groups/kv_cache_hook.py`,
 `srt/mem_cache/kv_cache_configurator.py`, `srt/mem_cache/unified_draft_pool.py`.
@@ -106,8 +106,8 @@ def places_of(backend: Any, entries: torch.Tensor) -> torch.Tensor:
     return entries if translate is None else translate(entries)
 
 
-def forget_pass(_allocator: Any, *_: Any, **__: Any) -> None:
-    """In place of `MultiEndedAllocator`'s `set_latest_forward_done_event` and `set_inflight_forward`."""
+def forget_event(_allocator: Any, *_: Any, **__: Any) -> None:
+    """In place of `MultiEndedAllocator`'s `set_latest_forward_done_event`, `set_inflight_forward` and the like."""
 
 
 def _translate_of(backend: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:

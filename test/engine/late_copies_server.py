@@ -111,16 +111,22 @@ def overwrite_on_device(pools: Any, core: Any) -> None:
     for rows in memory._freed_kv:
         for each, garbage in ((pool, GARBAGE), *((draft, DRAFT_GARBAGE) for draft in _draft_pools(cache))):
             for layer in (*_attention(each).k_buffer, *_attention(each).v_buffer):
-                layer[rows] = garbage
+                layer[_places(pool, rows)] = garbage
     for slots in memory._freed_states:
         for each in (states.temporal, *states.conv):
-            each[:, slots] = GARBAGE
+            each[:, _places(pools.req_to_token_pool.mamba_pool, slots)] = GARBAGE
         for late, copied in list(unlocked.items()):
             if copied & set(slots.tolist()):
                 del unlocked[late]
                 breaking.tell(int(not late.has_run))
                 late.synchronize()
     give_back(pools, core)
+
+
+def _places(pool: Any, names: Any) -> Any:
+    """Where what the names of one pool stand for lies; of two pools the names are places."""
+    translate = getattr(_attention(pool), "host_transfer_translate", None)
+    return names if translate is None else translate(names)
 
 
 def _attention(pool: Any) -> Any:

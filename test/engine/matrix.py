@@ -16,7 +16,7 @@ from .conftest import CONSENSUS, MARCONI, MATRIX_SERVER, MTP, REPORTING, TWO_RAN
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, NO_BUFFER
 
 NONE, WHOLE, PREFILL = "none", "whole", "prefill"
-ONE_POOL, TWO_POOLS, HOST_TIER = "one-pool", "two-pools", "host"
+ONE_POOL, TWO_POOLS, HOST_TIER, ONE_POOL_HOST = "one-pool", "two-pools", "host", "one-pool-host"
 OVERLAP, IN_TURN = "overlap", "in-turn"
 DATA_PARALLEL = "dp"
 LAZY = "extra_buffer_lazy"
@@ -26,6 +26,7 @@ _NEXTN: Final = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", 
 NEXTN: Final = (*_NEXTN, "1", "--speculative-num-draft-tokens", "4")
 TREE: Final = (*_NEXTN, "2", "--speculative-num-draft-tokens", "5")
 HOST: Final = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
+ONE: Final = ("--enable-unified-memory",)
 TIGHT_KV_TOKENS: Final = 1_280
 """Of the device in one pool and above a host tier, where requests are to evict each other's."""
 _TIGHT: Final = ("--max-total-tokens", str(TIGHT_KV_TOKENS))
@@ -70,6 +71,11 @@ class Choice(NamedTuple):
         return not self.is_prefill and not is_tracked
 
     @property
+    def has_host_tier(self) -> bool:
+        """Whether the host's memory is below the device's."""
+        return self.memory in (HOST_TIER, ONE_POOL_HOST)
+
+    @property
     def prefill_flags(self) -> tuple[str, ...]:
         """Flags of the prefill server alone; what the decode server has no room for waits there without end."""
         return (*HOST, *_TIGHT) if self.is_prefill and self.memory == HOST_TIER else ()
@@ -83,14 +89,15 @@ class Choice(NamedTuple):
     def launch(self) -> Launch:
         """Start it so; the role is its pair's (`disaggregated.py`)."""
         beside = ["overlapping_server.py"] if self.schedule == OVERLAP and self.drafts != NONE else []
-        beside += ["late_copies_server.py"] if self.memory == HOST_TIER else []
+        beside += ["late_copies_server.py"] if self.has_host_tier else []
         beside += ["disaggregated_server.py"] if self.role == PREFILL else []
         ranks = CONSENSUS if self.ranks != "1" else ()
         # Ranks with caches of their own share a server's slots and rows.
         num = 2 if self.ranks == DATA_PARALLEL else 1
         is_tight = self.memory != TWO_POOLS and not self.is_prefill
         pools = _TIGHT if is_tight else ("--max-total-tokens", str(MAX_KV_TOKENS))
-        pools += ("--max-mamba-cache-size", str(48 * num))
+        # The bytes of more slots would hold all that is to be evicted.
+        pools += ("--max-mamba-cache-size", str((20 if self.memory == ONE_POOL_HOST else 48) * num))
         pools += ("--max-running-requests", str(8 * num), "--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE))
         family = self.family if self.drafts == NONE else self.family + MTP
         env = (*ranks, ("MARCONI_TEST_BESIDE", " ".join(beside)))
@@ -104,7 +111,7 @@ FLAGS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "strategy": {name: ("--mamba-radix-cache-strategy", name) for name in (EXTRA_BUFFER, NO_BUFFER, LAZY)},
     "drafts": {NONE: (), "NGRAM": NGRAM, "NEXTN": NEXTN, "TREE": TREE},
     "schedule": {OVERLAP: (), IN_TURN: ("--disable-overlap-schedule",)},
-    "memory": {TWO_POOLS: (), ONE_POOL: ("--enable-unified-memory",), HOST_TIER: HOST},
+    "memory": {TWO_POOLS: (), ONE_POOL: ONE, HOST_TIER: HOST, ONE_POOL_HOST: (*ONE, *HOST)},
     "ranks": {"1": (), "tp": TWO_RANKS, DATA_PARALLEL: (*TWO_RANKS, "--dp-size", "2", "--enable-dp-attention")},
     "page": {"1": (), "16": ("--page-size", "16")},
     "role": {WHOLE: (), PREFILL: ()},
@@ -115,6 +122,10 @@ REFUSED: Final = {
     ("strategy=no_buffer", "schedule=overlap"): "no_buffer do not support overlap schedule",
     ("strategy=no_buffer", "page=16"): "no_buffer only supports page_size=1",
     ("drafts=NGRAM", "memory=one-pool"): "other speculative algorithms are not yet audited",
+    ("drafts=NGRAM", "memory=one-pool-host"): "other speculative algorithms are not yet audited",
+    ("drafts=NEXTN", "memory=one-pool-host"): "EAGLE/EAGLE3 does not support --enable-hierarchical-cache",
+    ("drafts=TREE", "memory=one-pool-host"): "supports a linear draft chain only",
+    ("memory=one-pool-host", "role=prefill"): "no room can be made for what is loaded",
     ("drafts=NGRAM", "ranks=dp"): "ngram speculative decoding does not support dp attention",
     ("drafts=NGRAM", "page=16"): "> 1 with page_size(16) > 1 is unstable",
     ("drafts=TREE", "memory=one-pool"): "supports a linear draft chain only",
@@ -144,5 +155,8 @@ MATRIX: Final = tuple(
         "gdn    extra_buffer      TREE  in-turn host      dp  1  whole",
         "mamba2 extra_buffer      none  overlap one-pool  tp  1  prefill",
         "gdn    extra_buffer_lazy NGRAM overlap two-pools 1   1  whole",
+        "gdn    extra_buffer      none  in-turn one-pool-host dp 16 whole",
+        "mamba2 no_buffer         none  in-turn one-pool-host tp 1  whole",
+        "gdn    extra_buffer_lazy none  overlap one-pool-host 1  1  whole",
     )
 )

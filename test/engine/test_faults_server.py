@@ -165,10 +165,9 @@ def flush(server: ServerProcess) -> None:
 
 
 def num_moved(there: dict[str, Any]) -> int:
-    """Loads of a host tier, or states that one pool has evicted; 0 of a server that has neither."""
-    if there["host"] is not None:
-        return int(there["host"]["num_loads"])
-    return int(there["evictions"]["bytes"])
+    """Loads of a host tier, and states that one pool has evicted; 0 of a server that has neither."""
+    num_loads = 0 if there["host"] is None else there["host"]["num_loads"]
+    return int(num_loads + there["evictions"]["bytes"])
 
 
 def wrong_with(

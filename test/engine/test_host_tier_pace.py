@@ -3,17 +3,20 @@
 import math
 import random
 from array import array
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import prometheus_client
 import pytest
 
 from marconi.engine.host import cache as module
-from marconi.engine.host.cache import DEMAND_DECAY, _Ahead
+from marconi.engine.host.cache import DEMAND_DECAY, _Ahead, require_copies
 from marconi.engine.host.link import LinkSpeed, link_speed
 from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.reports.metrics import CacheMetrics
 from marconi.engine.reports.stats import CacheStats
+from marconi.engine.version import Refusal
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import LINK, HostPools, marconi
@@ -96,3 +99,21 @@ def test_a_pool_too_small_for_anything_to_be_chosen_ahead_uses_the_tier_all_the_
     assert hits[:3] == [0, 0, 0]
     assert min(hits[3:]) >= 700 - 64
     assert cache.status().host.num_loads == 3
+
+
+@pytest.mark.parametrize(
+    ("io_backend", "is_packed", "has_kernel", "is_served"),
+    [
+        ("kernel", False, False, False),
+        ("kernel", False, True, True),
+        ("kernel", True, False, True),
+        ("direct", False, False, True),
+    ],
+)
+def test_rows_that_no_kernel_copies_are_refused_at_the_start(
+    io_backend: str, is_packed: bool, has_kernel: bool, is_served: bool
+) -> None:
+    """SGLang raises at the first copy, when requests are there."""
+    pool = SimpleNamespace(device_rows_packed=is_packed, can_use_jit=has_kernel, size_per_token=6_000)
+    with nullcontext() if is_served else pytest.raises(Refusal, match="6,000 bytes a token; give --mamba-full"):
+        require_copies(pool, io_backend)

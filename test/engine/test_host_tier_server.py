@@ -20,7 +20,7 @@ from .breaking import num_broken, require_broken
 from .client import HTTP, generate, random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
 from .disaggregated import disaggregated
-from .matrix import DATA_PARALLEL, HOST, HOST_TIER, MATRIX, NEXTN, SERVER, TIGHT_KV_TOKENS
+from .matrix import DATA_PARALLEL, HOST, MATRIX, NEXTN, SERVER, TIGHT_KV_TOKENS
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, SCENARIOS, Exchange, Scenario, one
 from .scrapes import ON_THE_HOST, all_unanswered, scraped
@@ -32,7 +32,7 @@ ARGS = (
     *("--max-running-requests", "6", "--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE), *HOST),
 )
 LAUNCHES = tuple(
-    pytest.param(each, marks=pytest.mark.slow) for each in MATRIX if each.choice and each.choice.memory == HOST_TIER
+    pytest.param(each, marks=pytest.mark.slow) for each in MATRIX if each.choice and each.choice.has_host_tier
 )
 NUM_SAID = 12
 """Tokens of an answer whose end is worth a state on the host beside its prompt's."""

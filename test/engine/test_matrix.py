@@ -16,7 +16,7 @@ from marconi.engine.launch.model import Model
 from .breaking import broken_states
 from .client import HTTP
 from .conftest import NEGATIVE_CONTROL, Launch
-from .matrix import BEYOND, FLAGS, HOST_TIER, MATRIX, NONE, PREFILL, REFUSED, Choice
+from .matrix import BEYOND, FLAGS, MATRIX, NONE, PREFILL, REFUSED, Choice
 from .reference import Reference
 from .scenarios import SCENARIOS, Scenario
 
@@ -41,7 +41,7 @@ def is_asked(launch: Launch, name: str, scenario: Scenario | None) -> bool:
     left_out = set()
     left_out |= OF_PREFILLS if choice.drafts != NONE else set()
     left_out |= TO_THE_TOKEN if choice.page != "1" else set()
-    left_out |= OF_THE_DEVICE if choice.memory == HOST_TIER else set()
+    left_out |= OF_THE_DEVICE if choice.has_host_tier else set()
     return scenario.name not in left_out
 
 

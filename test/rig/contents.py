@@ -60,6 +60,20 @@ class Contents:
         """A hit: the state of the tree in slot `source` is copied to a request's working slot."""
         self.copy_states([source], [working])
 
+    # Copies from and to a host tier, as SGLang's transfer engine makes them: places are found when one is asked for
+
+    def places(self, indices: torch.Tensor, *, are_slots: bool) -> torch.Tensor:
+        """Where what the names `indices` stand for lies: there."""
+        return indices
+
+    def read(self, places: torch.Tensor, *, are_slots: bool) -> np.ndarray[Any, Any]:
+        """The marks that lie there."""
+        return (self.states if are_slots else self.kv)[places.numpy()]
+
+    def write(self, places: torch.Tensor, written: np.ndarray[Any, Any] | int, *, are_slots: bool) -> None:
+        """Leave marks there."""
+        (self.states if are_slots else self.kv)[places.numpy()] = written
+
     def follow(self, rows: Any) -> None:
         """See the copies that the pool of states behind `rows`, SGLang's table of requests, makes: forks."""
         pool = rows.mamba_pool

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rig.contents import Contents
+from rig.contents import LEFT_ALONE, Contents
 
 _WORD_BYTES = 8
 
@@ -46,6 +46,22 @@ class JointContents(Contents):
     def copy_states(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """States are copied from slot to slot."""
         self._state_entries[self._state_places(destinations)] = self._state_entries[self._state_places(sources)]
+
+    def places(self, indices: torch.Tensor, *, are_slots: bool) -> torch.Tensor:
+        """Where the entries with these names lie, until they are moved."""
+        return self._state_places(indices.tolist()) if are_slots else self._kv_places(indices.numpy())
+
+    def read(self, places: torch.Tensor, *, are_slots: bool) -> np.ndarray[Any, Any]:
+        """The marks of whole entries; what is of two is none."""
+        held = (self._state_entries if are_slots else self._kv_entries)[places]
+        is_whole = (held == held[:, :1]).all(dim=1)
+        marks: np.ndarray[Any, Any] = torch.where(is_whole, held[:, 0], LEFT_ALONE).numpy()
+        return marks
+
+    def write(self, places: torch.Tensor, written: np.ndarray[Any, Any] | int, *, are_slots: bool) -> None:
+        """Leave marks there."""
+        entries = self._state_entries if are_slots else self._kv_entries
+        entries[places] = torch.as_tensor(written).reshape(-1, 1)
 
     def follow(self, rows: Any) -> None:
         """What SGLang copies, it copies here."""

@@ -5,6 +5,7 @@
     to the device    what it will write holds nothing from the moment when it is asked for; it runs at some step, or at
                      the latest when a forward pass waits for it
 
+Where an entry of one pool lies is looked up when its copy is asked for, so that one that is moved meanwhile is seen.
 What is copied are the numbers of `contents.py`. Source of what it stands for: `srt/mem_cache/l2_transfer.py`.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from sglang.srt.mem_cache.l2_transfer import TransferCompletion
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 
@@ -77,10 +79,12 @@ class LateCopies:
 
     def submit_device_to_host(self, transfers: Sequence[Any]) -> TransferCompletion:
         """Copy to the host."""
+        places = [self._places(each) for each in transfers]
 
         def run() -> None:
-            for each in transfers:
-                self._to_host(each)
+            for each, place in zip(transfers, places, strict=True):
+                marks = self._contents.read(place, are_slots=_is_state(each))
+                self._host[id(each.host_pool)][each.host_indices.numpy()] = marks
 
         return self._submit(run)
 
@@ -88,12 +92,14 @@ class LateCopies:
         self, transfers: Sequence[Any], *, transfer_layer_id_max: int, start_event: Any, on_layer_done: Any
     ) -> TransferCompletion:
         """Copy to the device."""
-        for each in transfers:
-            self._on_device(each)[each.device_indices.numpy()] = LEFT_ALONE
+        places = [self._places(each) for each in transfers]
+        for each, place in zip(transfers, places, strict=True):
+            self._contents.write(place, LEFT_ALONE, are_slots=_is_state(each))
 
         def run() -> None:
-            for each in transfers:
-                self._to_device(each)
+            for each, place in zip(transfers, places, strict=True):
+                marks = self._host[id(each.host_pool)][each.host_indices.numpy()]
+                self._contents.write(place, marks, are_slots=_is_state(each))
             for layer in range(transfer_layer_id_max):
                 on_layer_done(layer)
 
@@ -106,14 +112,9 @@ class LateCopies:
         self._under_way.append(copy)
         return TransferCompletion(None, copy, timing_enabled=False)
 
-    def _to_host(self, transfer: Any) -> None:
-        device = self._on_device(transfer)
-        self._host[id(transfer.host_pool)][transfer.host_indices.numpy()] = device[transfer.device_indices.numpy()]
+    def _places(self, transfer: Any) -> torch.Tensor:
+        return self._contents.places(transfer.device_indices, are_slots=_is_state(transfer))
 
-    def _to_device(self, transfer: Any) -> None:
-        rows = self._host[id(transfer.host_pool)][transfer.host_indices.numpy()]
-        self._on_device(transfer)[transfer.device_indices.numpy()] = rows
 
-    def _on_device(self, transfer: Any) -> np.ndarray[Any, Any]:
-        is_state = isinstance(transfer.host_pool, MambaPoolHost)
-        return self._contents.states if is_state else self._contents.kv
+def _is_state(transfer: Any) -> bool:
+    return isinstance(transfer.host_pool, MambaPoolHost)

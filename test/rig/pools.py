@@ -109,10 +109,8 @@ class HostPools:
                 f"{self.num_working_slots}, the state that it starts from is in use, and what it leaves needs one; "
                 f"got {self.num_state_slots}"
             )
-        if self.host_ratio and (self.host_ratio <= 1 or self.memory is Division.ONE_POOL):
-            raise ValueError(
-                f"host_ratio must be 0 or, with two pools, more than 1, got {self.host_ratio:g} with {self.memory}"
-            )
+        if self.host_ratio and self.host_ratio <= 1:
+            raise ValueError(f"host_ratio must be 0 or more than 1, got {self.host_ratio:g}")
         if self.strategy is Strategy.NO_BUFFER and self.page_tokens > 1:
             raise ValueError(f"no_buffer with pages of {self.page_tokens} tokens: SGLang wants pages of 1")
 
@@ -269,7 +267,12 @@ def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadi
         tp_rank=0,
         tp_group=None,
     )
-    return create_unified_radix_cache(context, cache_class=cache_class)
+    cache = create_unified_radix_cache(context, cache_class=cache_class)
+    if host.host_ratio and host.memory is Division.ONE_POOL:
+        # As SGLang's scheduler does: what is copied stays where it is.
+        pools.kv.set_hicache_transfer_done_event = lambda *_: None
+        pools.kv.set_host_transfer_move_gate(lambda: not cache.cache_controller.has_inflight_device_transfers())
+    return cache
 
 
 def _pools(host: HostPools) -> Pools:

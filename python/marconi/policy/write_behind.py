@@ -4,7 +4,7 @@ Between two steps of the scheduler the next victims are chosen ahead: they are *
 (`host_tier.py`) and, if that takes it, copied while the server continues; it is in use as long as that takes, and then
 it is evicted first (`eviction/order.py`). What a request starts from meanwhile stays, and so does its copy.
 
-    free + leaving + being copied  >=  MARGIN of the pool,  of KV and of states
+    free + leaving + being copied  >=  MARGIN of the pool,  of KV and of states, or of the bytes of one pool
 
 Where more is evicted at once than was chosen ahead, each further victim is copied at once if a single use of the copy
 saves more than that takes, and evicted after it; others are dropped.
@@ -59,7 +59,7 @@ class WriteBehind(HostTier):
         return worth_s > self._times.copy_s(node.depth - depth)
 
     def choose(self, cache: HybridCache, num_missing: Mapping[Need, int], now_s: float) -> list[Node]:
-        """Choose victims of `cache` ahead until they free `num_missing` tokens and states; returns those to be copied.
+        """Choose victims of `cache` ahead until they free `num_missing` of each; returns those to be copied.
 
         The copies are there already, for who decides; the caller fills them, or abandons them.
         """
@@ -73,7 +73,7 @@ class WriteBehind(HostTier):
                 if node is None:
                     break
                 assert isinstance(node, Node)
-                num_leaving += node.freed_tokens if need is Need.KV else 1
+                num_leaving += self._amount(need, node.freed_tokens, 1)
                 if self.take(node, now_s):
                     chosen.append(node)
                 cache.evict_next(node, self.num_chosen)
@@ -96,10 +96,16 @@ class WriteBehind(HostTier):
         self._rerank()
 
     def _num_leaving(self, order: Order, need: Need) -> int:
-        """Tokens or states that the victims chosen so far free."""
-        if need is Need.STATE:
-            return order.num_leaving + len(self.being_copied)
-        return order.num_leaving_tokens + sum(node.freed_tokens for node in self.being_copied)
+        """What the victims chosen so far free."""
+        num_tokens = order.num_leaving_tokens + sum(node.freed_tokens for node in self.being_copied)
+        return self._amount(need, num_tokens, order.num_leaving + len(self.being_copied))
+
+    def _amount(self, need: Need, num_tokens: int, num_states: int) -> int:
+        """How much of what is needed so many tokens and states are: tokens, states or bytes."""
+        if need is Need.BYTES:
+            costs = self._times.costs
+            return num_tokens * costs.kv_bytes_per_token + num_states * costs.state_bytes
+        return num_tokens if need is Need.KV else num_states
 
 
 def _copy_of(node: Node) -> HostCopy:

@@ -60,6 +60,40 @@ class DevicePools:
         """Bytes of the one pool; None where KV and states have pools of their own."""
         return None
 
+    # What is there
+
+    @property
+    def sizes(self) -> Mapping[Need, int]:
+        """All that can be lent, by what a victim is evicted for."""
+        return self.amounts(self.token_to_kv_pool_allocator.size, self.req_to_token_pool.mamba_allocator.size)
+
+    @property
+    def num_free(self) -> Mapping[Need, int]:
+        """What is not lent of it."""
+        slots = self.req_to_token_pool.mamba_allocator
+        return self.amounts(self.token_to_kv_pool_allocator.available_size(), slots.schedulable_available_size())
+
+    def amounts(self, num_tokens: int, num_states: int) -> Mapping[Need, int]:
+        """What so many tokens and states take of it."""
+        return {Need.KV: num_tokens, Need.STATE: num_states}
+
+    def room_for(self, num_tokens: int, num_states: int) -> tuple[EvictParams, Targets] | None:
+        """What to evict, as SGLang would ask for it, before so many tokens and states are free; None if they are."""
+        wanted = {ComponentType.FULL: num_tokens, ComponentType.MAMBA: num_states}
+        free = {ComponentType.FULL: self.num_free[Need.KV], ComponentType.MAMBA: self.num_free[Need.STATE]}
+        short = {kind: num - free[kind] for kind, num in wanted.items() if num > free[kind]}
+        if not short:
+            return None
+        params = EvictParams(num_tokens=short.get(ComponentType.FULL, 0), mamba_num=short.get(ComponentType.MAMBA, 0))
+        return params, {kind: (kind, wanted[kind]) for kind in short}
+
+    awaits_copies = False
+    """Whether some of what is free cannot be lent before copies from and to a host tier have arrived."""
+
+    def can_lend(self, num_tokens: int, num_states: int) -> bool:
+        """True if so many tokens and states, which are free, can be lent now."""
+        return True
+
     # Slots
 
     def has_slot_for_copy(self, source: Node, core: MarconiTreeCore) -> bool:

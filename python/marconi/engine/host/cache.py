@@ -52,6 +52,7 @@ from marconi.engine.launch.flags import BACKEND
 from marconi.engine.launch.policies import HostTierConfig, hybrid_cache
 from marconi.engine.launch.support import NO_STORE
 from marconi.engine.reports.status import HostUse, Use
+from marconi.engine.version import Refusal
 from marconi.events.tree_log import Tenant
 from marconi.policy.base import Need
 from marconi.policy.host_tier import HostMemory
@@ -90,6 +91,18 @@ class _Ahead:
         return math.ceil(min(max(self.demand, self.least), self.most))
 
 
+def require_copies(pool: Any, io_backend: str) -> None:
+    """Raise `Refusal` unless SGLang can copy to the host pool `pool` from rows that lie apart, as those of one pool do.
+
+    SGLang itself raises at the first copy.
+    """
+    if io_backend == "kernel" and not getattr(pool, "device_rows_packed", True) and not pool.can_use_jit:
+        raise Refusal(
+            "--enable-hierarchical-cache in one pool: SGLang has no kernel that copies KV of "
+            f"{pool.size_per_token:,} bytes a token; give --mamba-full-memory-ratio 0.9, for two pools"
+        )
+
+
 class TieredRadixCache(MarconiRadixCache):
     """KV and states on the device and on the host."""
 
@@ -106,8 +119,8 @@ class TieredRadixCache(MarconiRadixCache):
 
         def make(memory: Memory) -> HybridCache:
             choice, ids, explains = self.choice, page * IDS_PER_TOKEN, self.flags.explain
-            below = self._below
-            return hybrid_cache(choice, self.costs, page, ids, memory, self.latency, below=below, explains=explains)
+            below, needs = self._below, frozenset(self.pools.needs.values())
+            return hybrid_cache(choice, self.costs, page, ids, memory, self.latency, needs, below, explains=explains)
 
         return TieredTreeCore(params, make, self.clock, self.pools.needs, self.log)
 
@@ -125,6 +138,7 @@ class TieredRadixCache(MarconiRadixCache):
         """Make SGLang's host pools, and keep copies there from now on."""
         super().init_hicache(server_args, params)
         pools = self.host_pool_group
+        require_copies(pools.get_pool(PoolName.KV), self.cache_controller.io_backend)
         rows = self.tree_core.rows = HostRows(pools)
         num_tokens, num_slots = (pools.get_pool(name).available_size() for name in (PoolName.KV, PoolName.MAMBA))
         if self.flags.save_dir is not None:
@@ -133,11 +147,10 @@ class TieredRadixCache(MarconiRadixCache):
         memory = HostMemory(num_tokens, num_slots)
         self._below = HostTierConfig(memory, self._slowest_link(), self._prefill_s, rows, self._copy_now)
         self._load_ids = count(-1, -1)
-        num_tokens, num_slots = self.token_to_kv_pool_allocator.size, self.req_to_token_pool.mamba_allocator.size
-        chunk_tokens = max(params.chunked_prefill_size or 0, 0)
+        least = self.pools.amounts(max(params.chunked_prefill_size or 0, 0), MIN_STATES_AHEAD)
         self._ahead = {
-            Need.KV: _Ahead(max(MARGIN * num_tokens, min(chunk_tokens, num_tokens / 4)), num_tokens / 2),
-            Need.STATE: _Ahead(max(MARGIN * num_slots, min(MIN_STATES_AHEAD, num_slots / 4)), num_slots / 2),
+            need: _Ahead(max(MARGIN * size, min(least[need], size / 4)), size / 2)
+            for need, size in self.pools.sizes.items()
         }
         self.tree_core.reset()
 
@@ -201,10 +214,8 @@ class TieredRadixCache(MarconiRadixCache):
             self.saver.go_on_loading()
         core, tier = self.tree_core, self.tree_core.tier
         assert tier is not None
-        num_missing = {
-            need: self._ahead[need].next_step() - self._component_available_size(component)
-            for component, need in core.needs.items()
-        }
+        num_free = self.pools.num_free
+        num_missing = {need: ahead.next_step() - num_free[need] for need, ahead in self._ahead.items()}
         for node in tier.choose(core.hybrid, num_missing, self.clock()):
             self._begin_copy(node)
         self.flush_pending_backups()
@@ -221,6 +232,21 @@ class TieredRadixCache(MarconiRadixCache):
         self.writing_check(write_back=True)
         self._waited_s += time.perf_counter() - start_s
 
+    def let_lend(self, num_tokens: int, num_states: int) -> None:
+        """Wait, if need be, until so many tokens and states, which are free, can be lent."""
+        if not self.pools.can_lend(num_tokens, num_states):
+            self._let_arrive()
+
+    def _let_arrive(self) -> None:
+        """Wait for copies; of one pool for loads, too, those asked for included: each forbids its entries to move."""
+        self._wait_for_copies()
+        if self.pools.awaits_copies:
+            start_s = time.perf_counter()
+            self.settle()
+            if self.cache_controller.start_loading() >= 0:
+                self.settle()
+            self._waited_s += time.perf_counter() - start_s
+
     def _begin_copy(self, node: Node) -> bool:
         tier = self.tree_core.tier
         assert tier is not None
@@ -236,7 +262,7 @@ class TieredRadixCache(MarconiRadixCache):
         *,
         allocation_reclaim_satisfied: Callable[[], bool] | None = None,
     ) -> EvictResult:
-        assert allocation_reclaim_satisfied is None, "one pool has no host tier"
+        assert allocation_reclaim_satisfied is None, "a quota of KV and states apart"
         self._waited_s = 0.0
         result = self._evict_or_wait(params, available_size_targets or {})
         if result.num_tokens_evicted or result.mamba_num_evicted:
@@ -244,14 +270,15 @@ class TieredRadixCache(MarconiRadixCache):
         return result
 
     def _evict_or_wait(self, params: EvictParams, targets: Targets) -> EvictResult:
-        """Evict, and once more after waiting for copies in flight if that freed too little."""
+        """Evict, and once more after waiting for what is on its way if that freed too little."""
         result = super()._evict(params, targets)
         num_tokens, num_states = result.num_tokens_evicted, result.mamba_num_evicted
-        self._ahead[Need.KV].num_evicted += num_tokens
-        self._ahead[Need.STATE].num_evicted += num_states
-        if not self.ongoing_write_through or not self._is_short(params, result, targets):
+        for need, num_evicted in self.pools.amounts(num_tokens, num_states).items():
+            self._ahead[need].num_evicted += num_evicted
+        is_under_way = self.ongoing_write_through or self.pools.awaits_copies
+        if not is_under_way or not self._is_short(params, result, targets):
             return result
-        self._wait_for_copies()
+        self._let_arrive()
         left = EvictParams(
             num_tokens=max(params.num_tokens - num_tokens, 0), mamba_num=max(params.mamba_num - num_states, 0)
         )
@@ -324,11 +351,11 @@ class TieredRadixCache(MarconiRadixCache):
         while True:
             match = tree.match(request.path, hosted.depth, request.namespace)
             num_tokens = hosted.depth - min(match.num_live_tokens, hosted.depth)
-            short_tokens = num_tokens - self._component_available_size(ComponentType.FULL)
-            short_slots = num_slots - self._component_available_size(ComponentType.MAMBA)
-            if short_tokens <= 0 and short_slots <= 0:
+            room = self.pools.room_for(num_tokens, num_slots)
+            if room is None:
+                self.let_lend(num_tokens, num_slots)
                 return match
-            result = self.evict_for_alloc(EvictParams(num_tokens=max(short_tokens, 0), mamba_num=max(short_slots, 0)))
+            result = self._evict(*room)
             if not result.num_tokens_evicted and not result.mamba_num_evicted:
                 return None
 

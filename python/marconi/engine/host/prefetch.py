@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from marconi.engine.cache.pools import DevicePools
 from marconi.engine.host.core import TieredTreeCore
 from marconi.policy.base import Need
 from marconi.policy.kv_hints import Prefetch
@@ -44,7 +44,7 @@ class Loading(Protocol):
     ongoing_load_back: dict[int, Any]
     cache_controller: Any
     req_to_token_pool: Any
-    token_to_kv_pool_allocator: Any
+    pools: DevicePools
 
     def load_into_tree(
         self, req: "Req", request: Request, hosted: Node, from_depth: int, slot: torch.Tensor | None
@@ -52,11 +52,13 @@ class Loading(Protocol):
         """Ask for the KV of `hosted` beyond `from_depth` and its state, in `slot`; returns the load's id."""
         ...
 
+    def let_lend(self, num_tokens: int, num_states: int) -> None:
+        """Wait, if need be, until so many tokens and states, which are free, can be lent."""
+        ...
+
     def evict_own(self, root: Node, need: Need) -> bool:
         """Evict a state of the name space of `root` that is not retained; False if it has none to evict."""
         ...
-
-    def _component_available_size(self, component: ComponentType) -> int: ...
 
 
 class Prefetches:
@@ -119,44 +121,37 @@ class Prefetches:
         """
         core, root = self._cache.tree_core, root_of(hosted)
         match = core.hybrid.tree.match(request.path, hosted.depth, request.namespace)
-        wanted = _wanted(match, hosted)
-        for need, (size, num_there) in self._there().items():
-            if 2 * (num_there - wanted[need]) < size:
+        wanted = self._wanted(match, hosted)
+        pools = self._cache.pools
+        evictable = pools.amounts(core.full_evictable_size(), core.mamba_evictable_size())
+        for need, size in pools.sizes.items():
+            if 2 * (pools.num_free[need] + evictable[need] - wanted[need]) < size:
                 raise ValueError("requests that run need the memory")
         # In the tree and in memory: a copy of the state that ends while victims are copied gives both locks back.
         start = core.handle(match.checkpoint)
         held = core.inc_lock_ref(start)
         try:
             for _ in range(MAX_EVICTIONS + 1):
-                short = next((need for need, num in self._free().items() if num < wanted[need]), None)
+                short = next((need for need, num in pools.num_free.items() if num < wanted[need]), None)
                 if short is None:
+                    self._cache.let_lend(_num_missing_tokens(match, hosted), 1)
                     return match
                 if not self._cache.evict_own(root, short):
                     break
                 match = core.hybrid.tree.match(request.path, hosted.depth, request.namespace)
-                wanted = _wanted(match, hosted)
+                wanted = self._wanted(match, hosted)
         finally:
             core.dec_lock_ref(start, held.to_dec_params())
         raise ValueError("no room: other states of its name space are too few, retained, in use or being copied")
 
-    def _free(self) -> Mapping[Need, int]:
-        """Tokens and slots that are free."""
-        size = self._cache._component_available_size
-        return {Need.KV: size(ComponentType.FULL), Need.STATE: size(ComponentType.MAMBA)}
-
-    def _there(self) -> Mapping[Need, tuple[int, int]]:
-        """The size of each pool, and what of it is free or held by nothing that runs."""
-        cache, core, free = self._cache, self._cache.tree_core, self._free()
-        kv, states = cache.token_to_kv_pool_allocator.size, cache.req_to_token_pool.mamba_allocator.size
-        return {
-            Need.KV: (kv, free[Need.KV] + core.full_evictable_size()),
-            Need.STATE: (states, free[Need.STATE] + core.mamba_evictable_size()),
-        }
+    def _wanted(self, match: Match, hosted: Node) -> Mapping[Need, int]:
+        """What loading `hosted` takes of the device's pools."""
+        return self._cache.pools.amounts(_num_missing_tokens(match, hosted), 1)
 
 
-def _wanted(match: Match, hosted: Node) -> Mapping[Need, int]:
-    """Tokens and slots that loading `hosted` takes."""
-    return {Need.KV: hosted.depth - min(match.num_live_tokens, hosted.depth), Need.STATE: 1}
+def _num_missing_tokens(match: Match, hosted: Node) -> int:
+    """Tokens of the path of `hosted` that the device lacks."""
+    return hosted.depth - min(match.num_live_tokens, hosted.depth)
 
 
 def _why_not(match: Match) -> str:

@@ -69,9 +69,8 @@ def around_schedulable_available_size(count: Callable[[Any], int], side: Any) ->
     peer = side._growth_side_neighbor()
     if peer is None:
         return count(side)
-    for each in (side, peer):
-        if each.disagg_move_gate is not None or each.host_transfer_move_gate is not None:
-            return count(side)
+    if any(each.disagg_move_gate is not None or each.moves_blocked() for each in (side, peer)):
+        return count(side)
     num_peer = len(peer._free_phys_pages) + len(peer._pending_reuse_pages_cpu)
     num_available: int = side._available_tokens(num_peer * peer.entry_bytes_per_page)
     return num_available + len(side._pending_reuse_pages_cpu) * side.page_size
@@ -84,7 +83,8 @@ def around_flush(flush: Callable[..., int], side: Any, *, urgent: bool) -> int:
     more, as far as a rank knows. An urgent flush makes the stream wait for the pass. Ranks flush between the same two
     steps, and see a transfer end at the same one (`poll_and_all_reduce`).
     """
-    return flush(side, urgent=urgent or side.disagg_move_gate is not None)
+    is_gated = side.disagg_move_gate is not None or side.host_transfer_move_gate is not None
+    return flush(side, urgent=urgent or is_gated)
 
 
 def around_flush_for_allocation(flush: Callable[[Any], int], peer: Any) -> int:

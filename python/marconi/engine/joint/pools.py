@@ -13,8 +13,9 @@ until it finds that the pass has ended, which each of several ranks finds at its
 evict another state. Here pending places count as free, so what can be lent depends on what is lent alone, the same on
 every rank; one rank does as many do. An allocation that needs them makes the stream, not the host, wait for the pass.
 
-Transfers of a prefill server forbid SGLang to move entries while they last, so gaps between what is lent cannot be lent
-then. There SGLang counts by itself, and every rank closes the same gaps at the same step (`admission.around_flush`).
+Transfers of a prefill server, and copies to and from a host tier, forbid SGLang to move entries while they last, so
+gaps between what is lent cannot be lent then. There SGLang counts by itself, and every rank closes the same gaps at the
+same step (`admission.around_flush`).
 
 Whichever is short, the victim is the one of least worth for the bytes that it frees (`Need.BYTES`), and victims are
 evicted until there is room: for as many KV tokens, or states, as SGLang lacks. SGLang itself asks component by
@@ -30,7 +31,7 @@ Sources: `srt/mem_cache/allocator/unified_mamba.py`, `srt/mem_cache/allocator/un
 `srt/mem_cache/unified_radix_cache.py:evict_for_alloc`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPoolAllocator
@@ -69,6 +70,12 @@ class JointMemory:
         """Bytes that are not lent."""
         return self.num_bytes - self.bytes_of(self._kv.allocated_count(), self._states.allocated_count())
 
+    @property
+    def awaits_copies(self) -> bool:
+        """True while copies between the device and a host tier forbid SGLang to move entries."""
+        gate = self._kv.host_transfer_move_gate
+        return gate is not None and not gate()
+
     def bytes_of(self, num_tokens: int, num_states: int) -> int:
         """Bytes of so many tokens and states."""
         return num_tokens * self.kv_bytes_per_token + num_states * self.state_bytes
@@ -83,6 +90,46 @@ class JointPools(DevicePools):
         """`memory` is the one pool, in bytes."""
         super().__init__(requests, kv)
         self.memory = memory
+
+    @property
+    def sizes(self) -> Mapping[Need, int]:
+        """Bytes of the one pool."""
+        return {Need.BYTES: self.memory.num_bytes}
+
+    @property
+    def num_free(self) -> Mapping[Need, int]:
+        """Bytes that are not lent."""
+        return {Need.BYTES: self.memory.num_free_bytes}
+
+    def amounts(self, num_tokens: int, num_states: int) -> Mapping[Need, int]:
+        """Bytes of so many tokens and states."""
+        return {Need.BYTES: self.memory.bytes_of(num_tokens, num_states)}
+
+    def room_for(self, num_tokens: int, num_states: int) -> tuple[EvictParams, Targets] | None:
+        """The same in as many tokens as the bytes hold: victims go by bytes."""
+        num_wanted = self.memory.bytes_of(num_tokens, num_states)
+        num_short = num_wanted - self.memory.num_free_bytes
+        if num_short <= 0:
+            return None
+        per_token = self.memory.kv_bytes_per_token
+        target = ComponentType.FULL, -(-num_wanted // per_token)
+        return EvictParams(num_tokens=-(-num_short // per_token)), {ComponentType.FULL: target}
+
+    @property
+    def awaits_copies(self) -> bool:  # type: ignore[override]
+        """True while copies forbid SGLang to move entries."""
+        return self.memory.awaits_copies
+
+    def can_lend(self, num_tokens: int, num_states: int) -> bool:
+        """True unless entries would have to be moved for it, which copies forbid."""
+        if not self.awaits_copies:
+            return True
+        slots, num_bytes = self.req_to_token_pool.mamba_allocator, self.memory.bytes_of(0, num_states)
+        num_beside = num_tokens - (-num_bytes // self.memory.kv_bytes_per_token)
+        return bool(
+            slots.schedulable_available_size() >= num_states
+            and self.token_to_kv_pool_allocator.available_size() >= num_beside
+        )
 
     def joint_use(self, core: MarconiTreeCore) -> Use:
         """Bytes of the one pool."""
@@ -141,12 +188,14 @@ class JointPools(DevicePools):
         """Bytes to free before `targets` can be lent; 0 if they can. Counts what is freed at the end of a group.
 
         Where SGLang may not move entries, less can be lent than bytes are free, and the next victim is one too few or
-        enough: 1.
+        enough: 1. While copies to a host forbid it, bytes that are free are enough: they can be lent once the copies
+        have arrived, for which the cache waits (`host/cache.py`).
         """
         self.token_to_kv_pool_allocator.flush_deferred_full_frees()
         memory, num_missing = self.memory, 0
+        least = 0 if memory.awaits_copies else 1
         for kind, target in targets.values():
             if available(kind) < target:
                 num_wanted = memory.bytes_of(target, 0) if kind is ComponentType.FULL else memory.bytes_of(0, target)
-                num_missing = max(num_missing, num_wanted - memory.num_free_bytes, 1)
+                num_missing = max(num_missing, num_wanted - memory.num_free_bytes, least)
         return num_missing

@@ -98,8 +98,7 @@ def hybrid_cache(
 ) -> HybridCache:
     """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends.
 
-    `needs` are the resources that can run short; `below` requires `TWO_POOLS`. `explains` is
-    whether misses have causes.
+    `needs` are the resources of the device that can run short. `explains` is whether misses have causes.
 
     Raises `ValueError` if a parameter of the policy is missing.
     """

@@ -342,9 +342,13 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         )
     ),
     Refused(
-        lambda launch: launch.facts.has_host_tier and launch.facts.has_one_pool,
-        "--enable-hierarchical-cache is not supported with --enable-unified-memory and --radix-cache-backend marconi: "
-        "it splits the host's memory like the device's, and the device has one pool: give one of them",
+        lambda launch: (
+            launch.facts.has_host_tier
+            and launch.facts.has_one_pool
+            and launch.server_args.disaggregation_mode != "null"
+        ),
+        "--enable-hierarchical-cache is not supported with --enable-unified-memory, --disaggregation-mode and "
+        "--radix-cache-backend marconi: while KV is sent to a decode server, no room can be made for what is loaded",
     ),
     Refused(
         lambda launch: launch.facts.has_host_tier and not SERVED[launch.given.eviction.name].ranks_copies,
