@@ -215,22 +215,35 @@ def test_what_is_evicted_while_it_is_copied_is_read_by_who_loads_it(monkeypatch:
         run.run()
 
 
+def move_what_is_copied(cache: Any) -> None:
+    """One pool moves entries while copies read or write them."""
+    kv = cache.token_to_kv_pool_allocator
+    for side in kv._move_gate_targets():
+        side.host_transfer_move_gate = lambda: True
+
+
+def lend_without_waiting(cache: Any) -> None:
+    """What can be lent only once copies have arrived is asked for before."""
+    cache._let_arrive = lambda: None
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("fault", "message"),
     [
-        (
-            lambda: HostPools(1000, 24, 100, host_ratio=1.0),
-            "host_ratio must be 0 or, with two pools, more than 1, got 1",
-        ),
-        (
-            lambda: HostPools(1000, 24, 100, host_ratio=2.0, memory=Division.ONE_POOL),
-            "got 2 with one-pool",
-        ),
+        (move_what_is_copied, "reads (KV|a state) of another sequence"),
+        (lend_without_waiting, "Out of memory|no memory, where room was made for it"),
     ],
 )
-def test_bad_input_is_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_one_fault_in_one_pool_is_seen(fault: Callable[[Any], None], message: str) -> None:
+    run = soak(num_requests=1_000, memory=Division.ONE_POOL)
+    fault(run.scheduler.cache)
+    with pytest.raises(SoakFailure, match=rf"(?s)^seed 5, step \d+, request \d+: .*({message})"):
+        run.run()
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="host_ratio must be 0 or more than 1, got 1"):
+        HostPools(1000, 24, 100, host_ratio=1.0)
 
 
 def test_the_balance_sees_the_host() -> None:

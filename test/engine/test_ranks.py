@@ -6,6 +6,7 @@ Each negative control puts one thing back that a rank alone knows, and must see 
 import inspect
 import random
 import time
+from dataclasses import replace
 from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
@@ -46,11 +47,12 @@ def ranks(
     choice: PolicyChoice = CHOICES["best"],
     memory: Division = Division.TWO_POOLS,
     strategy: Strategy = Strategy.EXTRA_BUFFER,
+    host_ratio: float = 0.0,
 ) -> Ranks:
     costs = COSTS
     if memory is Division.ONE_POOL:
         costs = type(COSTS)(KV_BYTES_PER_TOKEN, STATE_BYTES, COSTS.flops)
-    host = soak_pools(strategy, 1, memory=memory)
+    host = soak_pools(strategy, 1, memory=memory, host_ratio=host_ratio)
     return Ranks(num_ranks, host, choice, costs, SoakPlan(NUM_REQUESTS, seed=1, drain_every_requests=50))
 
 
@@ -67,12 +69,14 @@ def test_two_ranks_decide_alike_under_pressure(choice: PolicyChoice, memory: Div
     assert soak.ranks[0].soak.num_flushes > 0
 
 
-def late_ranks(num_ranks: int, *, has_transfers: bool = False) -> Ranks:
+def late_ranks(num_ranks: int, *, has_transfers: bool = False, host_ratio: float = 0.0) -> Ranks:
     """Ranks of one pool, each of which finds at its own time that a forward pass has ended; of a prefill server."""
-    soak = ranks(num_ranks, memory=Division.ONE_POOL)
+    soak = ranks(num_ranks, memory=Division.ONE_POOL, host_ratio=host_ratio)
     for index, rank in enumerate(soak.ranks):
-        kv, transfers = rank.soak.scheduler.cache.token_to_kv_pool_allocator, random.Random(7)  # noqa: S311 - a workload
-        rank.soak.scheduler.passes = LatePasses(kv, index, transfers if has_transfers else None)
+        kv, together = rank.soak.scheduler.cache.token_to_kv_pool_allocator, None
+        if has_transfers or host_ratio:
+            together = random.Random(7)  # noqa: S311 - a workload
+        rank.soak.scheduler.passes = LatePasses(kv, index, together, has_transfers=has_transfers)
     return soak
 
 
@@ -86,6 +90,17 @@ def test_ranks_of_one_pool_decide_alike_whenever_they_find_that_a_pass_has_ended
         assert rank.soak.scheduler.passes.num_pending > 100
         assert rank.soak.scheduler.passes.num_waits > 10
     assert soak.caches[0].status().evictions["bytes"] > 25
+
+
+@pytest.mark.slow
+def test_ranks_of_one_pool_above_a_host_tier_decide_alike_although_copies_forbid_moves() -> None:
+    soak = late_ranks(2, host_ratio=2.0)
+    soak.run()
+    first, other = (cache.status() for cache in soak.caches)
+    assert first.host is not None
+    assert min(first.host.num_copied, first.host.num_loads, first.evictions["bytes"]) > 10
+    assert other.host == replace(first.host, waited_s=other.host.waited_s)
+    assert first.evictions == other.evictions
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 A pass is launched with the step that it belongs to and has ended at the latest when its result is taken. Until then a
 rank that asks finds at random that it has; the old places of entries that SGLang moves meanwhile stay pending. A stream
-that waits for a pass ends it. On a prefill server transfers begin and end at the same steps on all ranks, which close
-gaps at the same steps, when nothing is under way. Sources of what it stands for: `torch.cuda.Event`,
+that waits for a pass ends it. Where transfers of a prefill server, or copies to a host tier, forbid moves, ranks close
+gaps at the same steps, as they do in SGLang, and transfers begin and end at the same steps. Sources of what it stands for: `torch.cuda.Event`,
 `Scheduler.run_batch`, `unified_memory_disagg_move_gate`.
 """
 
@@ -36,16 +36,17 @@ class Pass:
 
 
 class LatePasses:
-    """The passes over SGLang's one pool `kv`; `seed` is the rank's own.
+    """The passes over SGLang's one pool `kv`; `seed` is the rank's own, `together` the same on every rank."""
 
-    On a prefill server `transfers` is the same on every rank.
-    """
-
-    def __init__(self, kv: Any, seed: int, transfers: random.Random | None = None) -> None:
+    def __init__(
+        self, kv: Any, seed: int, together: random.Random | None = None, *, has_transfers: bool = False
+    ) -> None:
+        """With `together` ranks close gaps at the same steps; `has_transfers` is of a prefill server."""
         self._kv = kv
-        self._transfers = transfers
+        self._together = together
         self._has_transfers = False
-        if transfers is not None:
+        self._is_prefill = has_transfers
+        if has_transfers:
             kv.set_disagg_move_gate(lambda: not self._has_transfers)
         self._sides = kv.full_attn_allocator, kv.mamba_allocator
         self._rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
@@ -60,10 +61,10 @@ class LatePasses:
         patch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(wait_event=self._wait))
 
     def before_step(self) -> None:
-        """Gaps are closed, at a time that is this rank's own but on a prefill server."""
-        if self._transfers is not None:
-            self._has_transfers = self._transfers.random() < TRANSFER_RATE
-        if (self._transfers or self._rng).random() < FLUSH_RATE and not self._has_transfers:
+        """Gaps are closed, at a time that is this rank's own or that of all."""
+        rng = self._together or self._rng
+        self._has_transfers = self._is_prefill and rng.random() < TRANSFER_RATE
+        if rng.random() < FLUSH_RATE and not self._has_transfers:
             self._kv.flush_opportunistic()
         self.num_pending += sum(len(side._pending_reuse_pages_cpu) for side in self._sides)
 
