@@ -6,10 +6,11 @@ host has `TIMES` as much. At each
     lru               stock, write-through: two pools on either tier, each with an order of its own
     lru-write-back    stock, write-back
     lru-joint         recency on both tiers, which hold nothing dead
-    best              worth on both tiers
+    best              worth on both tiers: this project with its flag alone
 
-all with two pools on the device, stock's at its ratio of 0.9 and the others at `MAMBA_RATIO`, and `best` without an end
-of memory beside them. What counts is seconds of prefill and loading together, by the model of the device and its link.
+stock in two pools on the device at its ratio of 0.9, the others in one, and all in two on the host, at that ratio.
+`best` without an end of memory is beside them. What counts is seconds of prefill and loading together, by the model of
+the device and its link.
 
     python benchmark/host_tier.py FOLDER [--half LIST] [--workload LIST] [--max-sessions N] [--jobs N] [--json FILE]
 """
@@ -38,11 +39,9 @@ from marconi.replay.task import UNBOUNDED_BYTES, ReplayInputs, Task, unbounded_b
 from marconi.replay.trace import Half, ReadOptions, read
 
 TIMES: Final = 4
-MAMBA_RATIO: Final = 0.1
-"""Bytes for states over bytes for KV on the device, for all but stock: settled on the tuning half."""
 STOCK: Final = ("lru", "lru-write-back")
 POLICIES: Final = (*STOCK, "lru-joint", "best")
-GOAL: Final = 0.75
+GOAL: Final = 0.7
 GOAL_OF_UNBOUNDED: Final = 0.97
 
 
@@ -85,7 +84,7 @@ def measure(folder: Path, half: Half, workload: Workload, max_sessions: int | No
         memories = [int(fraction * total) for fraction in FRACTIONS]
         tasks = [Task(PolicySpec("best"), UNBOUNDED_BYTES)]
         tasks += [
-            Task(PolicySpec(policy), num_bytes, None if policy in STOCK else MAMBA_RATIO, TIMES * num_bytes)
+            Task(PolicySpec(policy), num_bytes, host_bytes=TIMES * num_bytes)
             for num_bytes in memories
             for policy in POLICIES
         ]

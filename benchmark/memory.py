@@ -2,7 +2,7 @@
 
     stock              SGLang's admission and LRU at its own division of bytes (0.9)
     marconi            this project with its flag alone: one pool
-    ..., host tier     above a host tier of `TIMES` its memory; with two pools, as the tier needs, at SGLang's division
+    ..., host tier     above a host tier of `TIMES` its memory, in two pools there at SGLang's division
 
 Amounts are shares of what an unbounded cache holds at the end of the trace. Where both curves meet the one of unlimited
 memory, eviction no longer matters.
@@ -58,7 +58,7 @@ def tasks_at(num_bytes: int) -> tuple[Task, ...]:
         Task(stock, num_bytes, ratio),
         Task(ours, num_bytes),
         Task(stock, num_bytes, ratio, TIMES * num_bytes),
-        Task(ours, num_bytes, ratio, TIMES * num_bytes),
+        Task(ours, num_bytes, None, TIMES * num_bytes),
     )
 
 

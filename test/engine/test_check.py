@@ -276,8 +276,7 @@ def test_checkpoints_in_int8_in_memory_of_few_slots_are_advised_against() -> Non
     ("argv", "says"),
     [
         ((), "share one pool"),
-        (("--page-size", "64"), "share one pool"),
-        (("--tp-size", "2"), "share one pool"),
+        (("--page-size", "64", "--tp-size", "2"), "share one pool"),
         (("--enable-hierarchical-cache",), "share one pool"),
         (("--enable-hierarchical-cache", "--speculative-algorithm", "NEXTN"), "does not support --enable-hierarchical"),
         (("--speculative-algorithm", "NEXTN"), "share one pool"),

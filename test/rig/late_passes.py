@@ -3,8 +3,8 @@
 A pass is launched with the step that it belongs to and has ended at the latest when its result is taken. Until then a
 rank that asks finds at random that it has; the old places of entries that SGLang moves meanwhile stay pending. A stream
 that waits for a pass ends it. Where transfers of a prefill server, or copies to a host tier, forbid moves, ranks close
-gaps at the same steps, as they do in SGLang, and transfers begin and end at the same steps. Sources of what it stands for: `torch.cuda.Event`,
-`Scheduler.run_batch`, `unified_memory_disagg_move_gate`.
+gaps at the same steps, as they do in SGLang, and transfers begin and end at the same steps. Sources of what it stands
+for: `torch.cuda.Event`, `Scheduler.run_batch`, `unified_memory_disagg_move_gate`.
 """
 
 import random

@@ -96,12 +96,12 @@ class WriteBehind(HostTier):
         self._rerank()
 
     def _num_leaving(self, order: Order, need: Need) -> int:
-        """What the victims chosen so far free."""
+        """Tokens, states or bytes that the victims chosen so far free."""
         num_tokens = order.num_leaving_tokens + sum(node.freed_tokens for node in self.being_copied)
         return self._amount(need, num_tokens, order.num_leaving + len(self.being_copied))
 
     def _amount(self, need: Need, num_tokens: int, num_states: int) -> int:
-        """How much of what is needed so many tokens and states are: tokens, states or bytes."""
+        """So many tokens and states, in the unit of `need`."""
         if need is Need.BYTES:
             costs = self._times.costs
             return num_tokens * costs.kv_bytes_per_token + num_states * costs.state_bytes

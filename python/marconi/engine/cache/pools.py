@@ -69,16 +69,16 @@ class DevicePools:
 
     @property
     def num_free(self) -> Mapping[Need, int]:
-        """What is not lent of it."""
+        """The part of it that is not lent."""
         slots = self.req_to_token_pool.mamba_allocator
         return self.amounts(self.token_to_kv_pool_allocator.available_size(), slots.schedulable_available_size())
 
     def amounts(self, num_tokens: int, num_states: int) -> Mapping[Need, int]:
-        """What so many tokens and states take of it."""
+        """The part of it that so many tokens and states take."""
         return {Need.KV: num_tokens, Need.STATE: num_states}
 
     def room_for(self, num_tokens: int, num_states: int) -> tuple[EvictParams, Targets] | None:
-        """What to evict, as SGLang would ask for it, before so many tokens and states are free; None if they are."""
+        """An eviction, as SGLang would ask for it, after which so many tokens and states are free; None if they are."""
         wanted = {ComponentType.FULL: num_tokens, ComponentType.MAMBA: num_states}
         free = {ComponentType.FULL: self.num_free[Need.KV], ComponentType.MAMBA: self.num_free[Need.STATE]}
         short = {kind: num - free[kind] for kind, num in wanted.items() if num > free[kind]}

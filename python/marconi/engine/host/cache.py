@@ -233,7 +233,7 @@ class TieredRadixCache(MarconiRadixCache):
         self._waited_s += time.perf_counter() - start_s
 
     def let_lend(self, num_tokens: int, num_states: int) -> None:
-        """Wait, if need be, until so many tokens and states, which are free, can be lent."""
+        """Wait until so many tokens and states, which are free, can be lent."""
         if not self.pools.can_lend(num_tokens, num_states):
             self._let_arrive()
 

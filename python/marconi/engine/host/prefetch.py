@@ -53,7 +53,7 @@ class Loading(Protocol):
         ...
 
     def let_lend(self, num_tokens: int, num_states: int) -> None:
-        """Wait, if need be, until so many tokens and states, which are free, can be lent."""
+        """Wait until so many tokens and states, which are free, can be lent."""
         ...
 
     def evict_own(self, root: Node, need: Need) -> bool:
@@ -145,7 +145,7 @@ class Prefetches:
         raise ValueError("no room: other states of its name space are too few, retained, in use or being copied")
 
     def _wanted(self, match: Match, hosted: Node) -> Mapping[Need, int]:
-        """What loading `hosted` takes of the device's pools."""
+        """The part of the device's pools that loading `hosted` takes."""
         return self._cache.pools.amounts(_num_missing_tokens(match, hosted), 1)
 
 

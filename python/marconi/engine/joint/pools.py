@@ -106,7 +106,7 @@ class JointPools(DevicePools):
         return {Need.BYTES: self.memory.bytes_of(num_tokens, num_states)}
 
     def room_for(self, num_tokens: int, num_states: int) -> tuple[EvictParams, Targets] | None:
-        """The same in as many tokens as the bytes hold: victims go by bytes."""
+        """The same in as many tokens as the bytes hold, since victims are chosen for bytes."""
         num_wanted = self.memory.bytes_of(num_tokens, num_states)
         num_short = num_wanted - self.memory.num_free_bytes
         if num_short <= 0:
