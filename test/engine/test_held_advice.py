@@ -32,6 +32,10 @@ from .launches import launches
 
 GDN: Final = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 ONE_POOL: Final = "--enable-unified-memory"
+TREE: Final = (
+    *("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "5"),
+    "--speculative-eagle-topk",
+)
 TWO_POOLS: Final = ("--mamba-full-memory-ratio", "0.9")
 CARDS_GB: Final = (None, None, 24, 48, 80, 141)
 _FLAG: Final = re.compile(r"--[a-z0-9-]+(?: (?:[0-9.]*[0-9]|disabled|marconi))?")
@@ -78,7 +82,6 @@ def checked(*argv: str, model: str = GDN, machine: Machine | None = None) -> Che
         (("--disaggregation-mode", "prefill", "--enable-hierarchical-cache"), False),
         (("--speculative-algorithm", "NEXTN", "--enable-hierarchical-cache"), False),
         (("--speculative-algorithm", "NEXTN", "--marconi-admission", "chunk-end"), False),
-        (("--enable-hierarchical-cache",), False),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )
@@ -87,6 +90,18 @@ def test_one_pool_is_hinted_at_where_it_would_be_served(argv: tuple[str, ...], i
     assert said is not None
     assert said.endswith("--enable-unified-memory chooses it") == is_hinted
     assert checked(*argv, ONE_POOL).is_served == is_hinted
+
+
+@pytest.mark.parametrize(
+    ("argv", "is_hinted"), [((), True), (("--enable-hierarchical-cache",), False), (("--page-size", "64"), True)]
+)
+def test_one_branch_of_drafts_is_hinted_at_where_it_would_share_one_pool(
+    argv: tuple[str, ...], is_hinted: bool
+) -> None:
+    said = checked(*argv, *TREE, "2").split
+    assert said is not None
+    assert said.endswith(split.ONE_BRANCH) == is_hinted
+    assert (checked(*argv, *TREE, "1").split == split.ONE_POOL) == is_hinted
 
 
 @pytest.mark.slow
@@ -118,6 +133,8 @@ def hints_of(found: CheckResult, argv: tuple[str, ...], machine: Machine) -> Ite
     if found.split == split.ONE_POOL:
         yield (*argv, ONE_POOL), machine
         yield (*argv, *TWO_POOLS), machine
+    elif found.split is not None and found.split.endswith(split.ONE_BRANCH):
+        yield (*argv, ONE_POOL, "--speculative-eagle-topk", "1"), machine
     elif found.split is not None and found.split.endswith(f"{ONE_POOL} chooses it"):
         yield (*argv, ONE_POOL), machine
 

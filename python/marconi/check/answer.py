@@ -105,14 +105,18 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[CheckRes
     found, is_short = _answer_to(record, line, model, machine)
     if not (is_open and found.is_served and found.cache == BACKEND):
         return found, is_short
-    record = line.make_record()
-    record.enable_unified_memory = True
-    joint, is_short_of_one = _answer_to(record, line, model, machine)
-    refusal = next((reason.removeprefix(f"{_SGLANG}: ") for reason in joint.reasons), None)
-    divided = split.two_pools(line.make_record(), refusal)
+    joint, is_short_of_one = _answer_to(split.in_one_pool(line.make_record()), line, model, machine)
+    divided = split.two_pools(
+        line.make_record(), _refusal(joint), lambda record: _refusal(_answer_to(record, line, model, machine)[0])
+    )
     if divided is None:
         return replace(joint, split=split.ONE_POOL), is_short_of_one
     return replace(found, split=divided), is_short
+
+
+def _refusal(found: CheckResult) -> str | None:
+    """The first reason for which a launch is not served; None if it is."""
+    return next((reason.removeprefix(f"{_SGLANG}: ") for reason in found.reasons), None)
 
 
 def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machine) -> tuple[CheckResult, bool]:
