@@ -72,7 +72,7 @@ def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_ev
     assert {task.mamba_ratio for task in tasks if str(task.policy) == "best"} == {None, *RATIOS}
 
 
-def test_what_a_server_with_a_host_tier_refuses_is_no_candidate() -> None:
+def test_what_a_server_without_planned_states_refuses_is_no_candidate() -> None:
     """It takes no one pool; `test_check.py` holds `marconi check` to the same."""
     assert {task.mamba_ratio for task in candidates(10**9, has_one_pool=False)} == set(RATIOS)
 

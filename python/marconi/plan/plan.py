@@ -7,8 +7,8 @@ and speculative states included), for each amount of memory:
     this project       its default rule in one pool, to see what a division costs, and in two at the same ratios
     with int8          that in two pools at fewer ratios, with checkpoints in int8, where a server offers them
 
-A model without states has no two pools, and its cache stays SGLang's own. One pool is no candidate with a host tier:
-a server does not support both.
+A model without states has no two pools, and its cache stays SGLang's own. A host tier has two pools on the host, at the
+device's ratio or, below one pool, at 0.9.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
 above, so that nothing is changed for nothing. Checkpoints in int8 are never the best, since answers that resume from
@@ -272,7 +272,7 @@ def make_plan(
             for task in candidates(
                 num_bytes,
                 inputs.has_states,
-                has_one_pool=planned and not host_bytes,
+                has_one_pool=planned,
                 has_int8=planned and not host_bytes and inputs.has_int8_checkpoints,
             )
         ]

@@ -1,7 +1,6 @@
 """A plan in five lines: would this cache help, with which flags, in how much memory, over how many servers, how sure.
 
-    alone     the project's default, as a server has it whose memory no flag divides: `best` in one pool, or above a
-              host tier in two pools at SGLang's ratio
+    alone     the project's default, as a server has it whose memory no flag divides: `best` in one pool
     sizes     alone in half, twice, four times the memory, and in all that could ever be used
     halves    stock SGLang and alone on either half of the traffic, in half the memory
 
@@ -31,8 +30,7 @@ _SHARE: Final = 0.8
 
 def alone(memory_bytes: int, host_bytes: int = 0, *, has_planned_states: bool = True) -> Task:
     """The project's default, as a server has it without a flag that divides memory."""
-    is_one_pool = has_planned_states and not host_bytes
-    return Task(DEFAULT, memory_bytes, None if is_one_pool else SGLANG_MAMBA_RATIO, host_bytes)
+    return Task(DEFAULT, memory_bytes, None if has_planned_states else SGLANG_MAMBA_RATIO, host_bytes)
 
 
 def sizes(memories_bytes: Sequence[int], host_bytes: int = 0, *, has_planned_states: bool = True) -> tuple[Task, ...]:
