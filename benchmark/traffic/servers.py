@@ -56,9 +56,7 @@ class Memory(StrEnum):
 
     def is_for(self, server: Server) -> bool:
         """Whether `server` differs from the others with it."""
-        if self is Memory.TIERED:
-            return server is not Server.MARCONI_ONE_POOL
-        return server is not Server.STOCK_WRITE_BACK
+        return self is Memory.TIERED or server is not Server.STOCK_WRITE_BACK
 
     def args(self, server: Server) -> list[str]:
         """Of a server's command line."""

@@ -75,7 +75,10 @@ def test_several_gateways_are_named_and_send_requests_elsewhere(
         (("--replicas", "eight"), "got 'eight'"),
         (("--replicas", "2,2"), "--replicas must be different numbers, got 2 twice"),
         (("--replicas", "2", "--router", "random"), "--router must be some of round-robin"),
-        (("--replicas", "2", "--router", "kv-only,kv-only"), "--router must be different rules, got 'kv-only,kv-only'"),
+        (
+            ("--replicas", "2", "--router", "kv-only,kv-only"),
+            "--router must name each rule once, got 'kv-only,kv-only'",
+        ),
         (("--router", "kv-only"), "--router must come with --replicas N"),
         (("--gateways", "2"), "--gateways must come with --replicas N"),
         (("--replicas", "2", "--gateways", "0"), "--gateways must be 1 to 100, got 0"),

@@ -50,7 +50,7 @@ class Platform(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A platform, and its cards; None for what is not known of them."""
+    """A platform and its cards; unknown fields are None."""
 
     platform: Platform = Platform.CUDA
     memory: MemorySize | None = None

@@ -69,7 +69,7 @@ class Storage:
             raise ValueError(f"tensor_parallel is {self.tensor_parallel}: give at least 1")
 
     def over(self, precision: Precision | None, tensor_parallel: int) -> "Storage":
-        """The same in other dtypes, over `tensor_parallel` workers."""
+        """Return this storage in the dtypes of `precision`, over `tensor_parallel` workers."""
         given = {key: dtype for key, dtype in (precision or Precision())._asdict().items() if dtype is not None}
         return replace(self, tensor_parallel=tensor_parallel, **given)
 

@@ -2,8 +2,8 @@
 
 A rule sees a node through `NodeView` only, so that another tree than ours can stand behind it. Who drives the tree
 (`policy/hybrid_cache.py`) tells the rule of every node whose facts may have changed (`update` while it is evictable,
-`discard` once it is not), of requests, of the states they leave and of those that go; a rule keeps its order by that
-and never scans the tree: a victim costs O(log n).
+`discard` once it is not), of requests, and of the states that they leave and that are evicted. From that a rule
+maintains its order and never scans the tree: a victim costs O(log n).
 
 Memory may be one pool or two (KV and states), so a rule is asked for a victim with a `Need`. Evicting a node without
 live children frees its state and its KV; evicting one with children frees its state only, so it serves `Need.STATE`

@@ -112,7 +112,7 @@ class LoadTimes:
         return self.worth_between(above, node.depth)
 
     def worth_between(self, above: int, depth: int) -> float:
-        """The same of a copy at `depth` without which such a prompt would start from `above`."""
+        """Seconds that a copy at `depth` saves such a prompt over a start from `above`; 0 below `least_tokens`."""
         num_tokens = depth - above
         if num_tokens < self.least_tokens:
             return 0.0

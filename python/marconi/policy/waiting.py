@@ -127,7 +127,7 @@ class WaitingPrompts:
         self._expect(key, _Pending(request, frozenset(depths), {}))
 
     def arrived(self, key: Hashable, depth: int) -> None:
-        """The state at `depth` of a request in prefill has come, or will not."""
+        """The state at `depth` of a request in prefill was written, or will not be."""
         pending = self._pending.get(key)
         if pending is not None:
             self._expect(key, pending._replace(depths=pending.depths - {depth}))

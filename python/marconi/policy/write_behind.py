@@ -101,7 +101,7 @@ class WriteBehind(HostTier):
         return self._amount(need, num_tokens, order.num_leaving + len(self.being_copied))
 
     def _amount(self, need: Need, num_tokens: int, num_states: int) -> int:
-        """So many tokens and states, in the unit of `need`."""
+        """Tokens and states in the unit of `need`: tokens, states or bytes."""
         if need is Need.BYTES:
             costs = self._times.costs
             return num_tokens * costs.kv_bytes_per_token + num_states * costs.state_bytes

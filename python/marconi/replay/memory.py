@@ -71,7 +71,7 @@ class MemorySize:
         return cls(amount, MemoryUnit.UNBOUNDED if unit == "x" else MemoryUnit.BYTES)
 
     def bytes_of(self, unbounded_bytes: int | None, block_bytes: int) -> int:
-        """The amount in whole bytes, at least one, where an unbounded cache and a block take so many."""
+        """The amount in bytes, 1 or more, given the sizes of an unbounded cache and of a block."""
         match self.unit:
             case MemoryUnit.BYTES:
                 return int(self.amount)

@@ -63,7 +63,7 @@ class _Span:
 
 
 def _computed_by(index: int, request: Request, unit_tokens: int, span: _Span) -> list[tuple[int, int]]:
-    """Note below the root `span` what `request` computes; returns what of its prompt was there: units, since when."""
+    """Record below the root `span` the units that `request` computes; returns those it finds, and since when."""
     num_usable = min(request.num_prompt_tokens - 1, request.num_known_tokens) // unit_tokens
     num_computed = max(num_usable, request.last_known_depth(unit_tokens) // unit_tokens)
     path, found, position = request.path[: num_computed * ID_BYTES], [], 0

@@ -107,7 +107,7 @@ class RouterCore:
     # Prompts
 
     async def run(self, num_bytes: int, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function that works on so many bytes: at once, or for many of them on a thread."""
+        """Call `function` here, or on a thread if its `num_bytes` exceed `QUICK_BYTES`."""
         if num_bytes <= QUICK_BYTES:
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

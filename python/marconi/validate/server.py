@@ -146,7 +146,7 @@ class ServerClient:
             raise ValueError(f"{self.address} does not flush its cache: {error}") from None
 
     def generate(self, rid: str, prompt: Sequence[int], num_output_tokens: int, namespace: int = 0) -> Completion:
-        """Have `prompt` answered by exactly so many tokens; raises `Refused`, and `ValueError` for no such answer."""
+        """Generate exactly `num_output_tokens`. Raises `Refused`, or `ValueError` for an unexplained answer."""
         sampling = {
             "temperature": 0,
             "max_new_tokens": num_output_tokens,

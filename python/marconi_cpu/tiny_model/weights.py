@@ -52,7 +52,7 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class MtpHead:
-    """A head that predicts one more token (multi-token prediction), and what makes it right now and then.
+    """A head that predicts one more token (multi-token prediction), changed so that some of its drafts are accepted.
 
     It passes the last token on; the model's own head is changed to like the token that follows it in the alphabet.
     """

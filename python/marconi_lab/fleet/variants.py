@@ -119,7 +119,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
         if name not in VARIANTS:
             raise ValueError(f"--router must be some of {', '.join(VARIANTS)}, got {name!r}")
     if len(set(names)) < len(names):
-        raise ValueError(f"--router must be different rules, got {text!r}")
+        raise ValueError(f"--router must name each rule once, got {text!r}")
     return tuple(VARIANTS[name] for name in names)
 
 

@@ -87,8 +87,10 @@ class DevicePools:
         params = EvictParams(num_tokens=short.get(ComponentType.FULL, 0), mamba_num=short.get(ComponentType.MAMBA, 0))
         return params, {kind: (kind, wanted[kind]) for kind in short}
 
-    awaits_copies = False
-    """Whether some of what is free cannot be lent before copies from and to a host tier have arrived."""
+    @property
+    def awaits_copies(self) -> bool:
+        """True if some of what is free cannot be lent before copies from and to a host tier have arrived."""
+        return False
 
     def can_lend(self, num_tokens: int, num_states: int) -> bool:
         """True if so many tokens and states, which are free, can be lent now."""

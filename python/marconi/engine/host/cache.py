@@ -125,7 +125,7 @@ class TieredRadixCache(MarconiRadixCache):
         return TieredTreeCore(params, make, self.clock, self.pools.needs, self.log)
 
     def reset(self) -> None:
-        """Hold nothing in either tier; what is on its way arrives before its place is used again."""
+        """Clear both tiers, once the transfers in flight have ended."""
         if self.saver is not None:
             self.saver.flushed()
         if self.cache_controller is not None:
@@ -233,9 +233,11 @@ class TieredRadixCache(MarconiRadixCache):
         self._waited_s += time.perf_counter() - start_s
 
     def let_lend(self, num_tokens: int, num_states: int) -> None:
-        """Wait until so many tokens and states, which are free, can be lent."""
+        """Wait until so many tokens and states, which are free, can be lent; the wait counts as an eviction's."""
         if not self.pools.can_lend(num_tokens, num_states):
+            self._waited_s = 0.0
             self._let_arrive()
+            self.stats.evicted(self._waited_s)
 
     def _let_arrive(self) -> None:
         """Wait for copies; of one pool for loads, too, those asked for included: each forbids its entries to move."""

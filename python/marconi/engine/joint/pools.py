@@ -106,7 +106,7 @@ class JointPools(DevicePools):
         return {Need.BYTES: self.memory.bytes_of(num_tokens, num_states)}
 
     def room_for(self, num_tokens: int, num_states: int) -> tuple[EvictParams, Targets] | None:
-        """The same in as many tokens as the bytes hold, since victims are chosen for bytes."""
+        """The eviction as one of KV, in as many tokens as the missing bytes hold: victims are chosen for bytes."""
         num_wanted = self.memory.bytes_of(num_tokens, num_states)
         num_short = num_wanted - self.memory.num_free_bytes
         if num_short <= 0:
@@ -116,7 +116,7 @@ class JointPools(DevicePools):
         return EvictParams(num_tokens=-(-num_short // per_token)), {ComponentType.FULL: target}
 
     @property
-    def awaits_copies(self) -> bool:  # type: ignore[override]
+    def awaits_copies(self) -> bool:
         """True while copies forbid SGLang to move entries."""
         return self.memory.awaits_copies
 

@@ -63,7 +63,7 @@ class Model:
     home: Path | None = None
     """Its folder; None for one that is known by its name or a file."""
     is_whole: bool = True
-    """False for a name, of which what decides about its cache is known."""
+    """False if only a catalogue name is known, which suffices for decisions about the cache."""
 
     @classmethod
     def find(cls, model_path: str, config: Path | None) -> "Model":

@@ -23,7 +23,7 @@ _INTERVAL_S = 1.0
 _WAITS_S = (0.0, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _STAYS_S = (1.0, 4.0, 15.0, 60.0, 240.0, 900.0, 3_600.0, 14_400.0)
 SAMPLED: Final = 4
-"""Every so-manieth state, by its serial number, is in the histograms of stays."""
+"""The histograms of stays count one state in `SAMPLED`, chosen by serial number."""
 
 
 def labels() -> dict[str, Any]:

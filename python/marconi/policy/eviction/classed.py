@@ -72,7 +72,7 @@ class ClassedEviction(Eviction):
             classes.discard(node)
 
     def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
-        """S, less what is the same for all, and the last hit; the victim is within the bound that the module gives."""
+        """S up to a constant, and the last hit; the victim's S exceeds the least by at most the bound above."""
         return for_states(self._of_need).worths(nodes, self.weight, now_s, self.unit_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:

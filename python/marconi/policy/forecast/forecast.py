@@ -319,7 +319,7 @@ class Forecast:
         return weight
 
     def expected(self, planned: PlannedState, now_s: float) -> tuple[int, float]:
-        """The same of a state that is planned, but for its share."""
+        """The stratum and the weight of a planned state, without its share."""
         lease = planned.lease
         traits = traits_of(lease.request, planned.depth, lease.match.num_seen_tokens, self._traits_before(lease), now_s)
         stratum = stratum_of(planned.role, traits.rhythm)
