@@ -141,7 +141,12 @@ class Model:
     @property
     def is_hybrid(self) -> bool:
         """True if it has recurrent layers."""
-        return uses_ssm_state(self.as_model_config)
+        return self._is_inkling or uses_ssm_state(self.as_model_config)
+
+    @property
+    def _is_inkling(self) -> bool:
+        """Whether sizes of its states depend on arguments that SGLang has published in a server alone."""
+        return isinstance(self.hf_config, InklingModelConfig | InklingMMConfig)
 
     @property
     def has_sliding_window(self) -> bool:
@@ -198,7 +203,8 @@ class Model:
             linear_backend=linear,
             # Alone of the verified ones it runs on the graphs' static tables.
             are_captured=captures_prefills and linear == "KDAAttnBackend",
-            have_side_states=type(hybrid_arch.mambaish_config(self.as_model_config)).__name__ == "Qwen4ExpTextConfig",
+            have_side_states=not self._is_inkling
+            and type(hybrid_arch.mambaish_config(self.as_model_config)).__name__ == "Qwen4ExpTextConfig",
         )
 
 
