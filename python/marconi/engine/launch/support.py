@@ -157,6 +157,7 @@ _STAGING = "the host then only stages copies for a store and keeps nothing"
 _HISPARSE = "it moves KV to the host by itself, but this cache evicts whole prefixes on the device"
 _STAGES = "a stage holds only the states of its own layers, and no tick reaches the next stage"
 _PARTS = "it splits a prompt among ranks, and no rank computes a complete state"
+_STRIPES = "it deals the KV of each page out among ranks, which needs several GPUs and has not been tested"
 _DRAFTS = (
     f"the states after its drafts are not known; supported are {', '.join((*STEP_ALGORITHMS, *TRACKING_ALGORITHMS))}"
 )
@@ -169,7 +170,7 @@ UNSUPPORTED: Final = (
     Unsupported("dllm_algorithm", bool, "it samples a block of tokens repeatedly, and so recomputes the states"),
     Unsupported("pp_size", _more_than_one, _STAGES),
     Unsupported("attn_cp_size", _more_than_one, _PARTS),
-    Unsupported("dcp_size", _more_than_one, _PARTS),
+    Unsupported("dcp_size", _more_than_one, _STRIPES),
     Unsupported("enable_two_batch_overlap", bool, "it splits batches, and a cut prefill cannot be split again"),
     Unsupported("enable_pdmux", bool, "a cut prefill cannot share the device with a decode"),
     Unsupported("enable_linear_replayssm", bool, "a request's state then lags behind its tokens"),
