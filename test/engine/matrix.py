@@ -78,7 +78,7 @@ class Choice(NamedTuple):
     @property
     def prefill_flags(self) -> tuple[str, ...]:
         """Flags of the prefill server alone; what the decode server has no room for waits there without end."""
-        return (*HOST, *_TIGHT) if self.is_prefill and self.memory == HOST_TIER else ()
+        return (*HOST, *_TIGHT) if self.is_prefill and self.has_host_tier else ()
 
     @property
     def flags(self) -> tuple[str, ...]:

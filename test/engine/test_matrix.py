@@ -73,7 +73,7 @@ def test_check_refuses_each_pair_that_no_server_has_and_no_launch(
         launch = choice.launch()
         role = ("--disaggregation-mode", PREFILL, "--disaggregation-transfer-backend", "mooncake")
         path = str(models[launch.family])
-        args = ["--model-path", path, *launch.args, *(role if choice.is_prefill else ())]
+        args = ["--model-path", path, *launch.args, *((*role, *choice.prefill_flags) if choice.is_prefill else ())]
         try:
             return answer(CommandLine.parse(args), Model.find(path, None), machine).reasons
         except ValueError as error:

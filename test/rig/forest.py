@@ -12,13 +12,10 @@ victim. KV that is not wanted yet is ballast, taken from the allocator at the st
 import random
 import time
 from array import array
-from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
 
 from marconi.policy.request import Request, pack
 from rig.clock import TraceClock
+from rig.contents import Contents
 from rig.driver import HostReplay
 from rig.late_copies import LateCopies
 from rig.pools import HostPools
@@ -52,8 +49,7 @@ class Forest:
         self._trunks: list[array[int]] = []
         self._copies: LateCopies | None = None
         if self.cache.cache_controller is not None:
-            numbers: Any = SimpleNamespace(kv=np.zeros(self._kv.size + 1), states=np.zeros(self._slots.size + 1))
-            self._copies = LateCopies(self.cache, numbers, seed)
+            self._copies = LateCopies(self.cache, Contents(self._kv.size + 1, self._slots.size + 1), seed)
 
     @staticmethod
     def host(num_states: int, host_ratio: float = 0.0) -> HostPools:
