@@ -27,8 +27,8 @@ def test_a_point_is_held_against_stocks_better_policy() -> None:
 
 
 def test_the_mean_is_geometric_and_no_point_may_be_worse() -> None:
-    points = [point(50.0), point(101.0)]
-    assert host_tier.mean_ratio(points) == pytest.approx((0.5 * 1.01) ** 0.5)
+    points = [point(40.0), point(101.0)]
+    assert host_tier.mean_ratio(points) == pytest.approx((0.4 * 1.01) ** 0.5)
     assert host_tier.missed(points) == ["reporting w m 0.1x: best over stock 1.010, at most 1 is asked"]
     assert "0.80 in the mean" in host_tier.missed([point(80.0)])[0]
 

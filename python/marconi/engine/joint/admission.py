@@ -69,8 +69,9 @@ def around_schedulable_available_size(count: Callable[[Any], int], side: Any) ->
     peer = side._growth_side_neighbor()
     if peer is None:
         return count(side)
-    if any(each.disagg_move_gate is not None or each.moves_blocked() for each in (side, peer)):
-        return count(side)
+    for each in (side, peer):
+        if each.disagg_move_gate is not None or (each.host_transfer_move_gate is not None and each.moves_blocked()):
+            return count(side)
     num_peer = len(peer._free_phys_pages) + len(peer._pending_reuse_pages_cpu)
     num_available: int = side._available_tokens(num_peer * peer.entry_bytes_per_page)
     return num_available + len(side._pending_reuse_pages_cpu) * side.page_size

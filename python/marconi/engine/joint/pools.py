@@ -193,9 +193,11 @@ class JointPools(DevicePools):
         """
         self.token_to_kv_pool_allocator.flush_deferred_full_frees()
         memory, num_missing = self.memory, 0
-        least = 0 if memory.awaits_copies else 1
         for kind, target in targets.values():
             if available(kind) < target:
                 num_wanted = memory.bytes_of(target, 0) if kind is ComponentType.FULL else memory.bytes_of(0, target)
-                num_missing = max(num_missing, num_wanted - memory.num_free_bytes, least)
+                num_short = num_wanted - memory.num_free_bytes
+                if num_short <= 0 and not memory.awaits_copies:
+                    num_short = 1
+                num_missing = max(num_missing, num_short)
         return num_missing
