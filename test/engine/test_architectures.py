@@ -31,6 +31,7 @@ _RECURRENT: Final = re.compile(
     r"\b\w*(?:RadixLinearAttention|LinearAttention|MambaMixer|ShortConv|Lightning|DeltaNet|DeltaAttention)\w*\b"
 )
 _DRAFT: Final = re.compile(r"(?:MTP|NextN|DraftModel)$")
+SHORT: Final = dict.fromkeys(("ShortConvAttnBackend", "InklingShortConvAttnBackend"), "short convolutions")
 _KIMI: Final = catalog.CONFIGS["kimi-linear-48b-a3b"]
 _JET: Final = {
     "model_type": "jet_nemotron",
@@ -118,19 +119,20 @@ def test_every_architecture_with_recurrent_layers_has_a_configuration_or_a_reaso
     assert CONFIGS.keys() <= names
 
 
-def of(architecture: str, folder: Path) -> tuple[str, str, str]:
-    """The recurrent layers of an architecture, where states are kept, and how memory is divided, with default flags."""
+def of(architecture: str, folder: Path, *flags: str) -> tuple[str, str, str]:
+    """The recurrent layers of an architecture, where states are kept, and how memory is divided."""
     fields = {"architectures": [architecture], **CONFIGS[architecture]}
     (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     model = Model.find(str(folder), None)
-    line = CommandLine.parse(["--model-path", str(folder)])
-    layers = LAYERS.get(str(model.recurrent_layers(captures_prefills=False).linear_backend), "short convolutions")
+    line = CommandLine.parse(["--model-path", str(folder), *flags])
+    layers = (LAYERS | SHORT)[str(model.recurrent_layers(captures_prefills=False).linear_backend)]
     verdict = answer(line, model, Machine())
     assert verdict.cache == BACKEND, f"{architecture} has no recurrent layers in this configuration"
     if not verdict.is_served:
         (reason,) = verdict.reasons
         if "--cuda-graph-backend-prefill must be disabled" in reason:
-            return layers, "refused without `--cuda-graph-backend-prefill disabled`; exact tokens with it", "one pool"
+            _, states, memory = of(architecture, folder, "--cuda-graph-backend-prefill", "disabled")
+            return layers, f"refused without `--cuda-graph-backend-prefill disabled`; {states} with it", memory
         assert "recurrent layers and sliding windows" in reason, reason
         return layers, "refused, for its sliding windows", ""
     why = next((note for note in verdict.notes if note.startswith("planned states cannot be kept")), None)

@@ -80,7 +80,8 @@ class DevicePools:
     def room_for(self, num_tokens: int, num_states: int) -> tuple[EvictParams, Targets] | None:
         """An eviction, as SGLang would ask for it, after which so many tokens and states are free; None if they are."""
         wanted = {ComponentType.FULL: num_tokens, ComponentType.MAMBA: num_states}
-        free = {ComponentType.FULL: self.num_free[Need.KV], ComponentType.MAMBA: self.num_free[Need.STATE]}
+        num_free = self.num_free
+        free = {ComponentType.FULL: num_free[Need.KV], ComponentType.MAMBA: num_free[Need.STATE]}
         short = {kind: num - free[kind] for kind, num in wanted.items() if num > free[kind]}
         if not short:
             return None

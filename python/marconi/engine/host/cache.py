@@ -96,7 +96,7 @@ def require_copies(pool: Any, io_backend: str) -> None:
 
     SGLang itself raises at the first copy.
     """
-    if io_backend == "kernel" and not getattr(pool, "device_rows_packed", True) and not pool.can_use_jit:
+    if io_backend == "kernel" and not pool.device_rows_packed and not pool.can_use_jit:
         raise Refusal(
             "--enable-hierarchical-cache in one pool: SGLang has no kernel that copies KV of "
             f"{pool.size_per_token:,} bytes a token; give --mamba-full-memory-ratio 0.9, for two pools"

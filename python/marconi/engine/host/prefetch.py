@@ -124,8 +124,9 @@ class Prefetches:
         wanted = self._wanted(match, hosted)
         pools = self._cache.pools
         evictable = pools.amounts(core.full_evictable_size(), core.mamba_evictable_size())
+        num_free = pools.num_free
         for need, size in pools.sizes.items():
-            if 2 * (pools.num_free[need] + evictable[need] - wanted[need]) < size:
+            if 2 * (num_free[need] + evictable[need] - wanted[need]) < size:
                 raise ValueError("requests that run need the memory")
         # In the tree and in memory: a copy of the state that ends while victims are copied gives both locks back.
         start = core.handle(match.checkpoint)

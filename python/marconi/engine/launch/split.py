@@ -39,8 +39,8 @@ ONE_POOL: Final = (
 TWO_POOLS: Final = "KV and states have a pool each, at SGLang's ratio, as one pool is not chosen here: "
 """Begins the line for two pools; its reason follows."""
 ONE_BRANCH: Final = (
-    "; --speculative-eagle-topk 1 shares one pool, which computes 0.78 of stock's tokens on recorded traces, "
-    "where two pools compute 0.94"
+    "; --speculative-eagle-topk 1 shares one pool, which computes 0.78 of stock's tokens on recorded traces "
+    "without drafts, where two pools compute 0.94"
 )
 """Ends the line for two pools where drafts in a tree are the only reason for them."""
 _SAID: Final = "_marconi_split"
