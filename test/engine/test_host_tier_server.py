@@ -105,18 +105,19 @@ def test_a_prompt_that_an_orchestrator_prefetches_starts_from_the_device(
         return int(host_of(server)["num_loads"])
 
     exchanges: list[Exchange] = []
-    for hinted, loads in ((turns, [2, 0, 0]), (turns[:1], [1, 0, 1])):
+    for hinted in (True, False):
         for _ in range(2 * TIGHT_KV_TOKENS // 500):
             exchanges.append(one(server.url, random_tokens(71_000 + len(exchanges), 500)))
-        counts = [num_loads()]
-        for number, prompt in enumerate(hinted):
-            prefetch(server.url, prompt, 100_000 + 1_000 * len(exchanges) + 100 * number)
-        counts.append(num_loads())
+        # One prompt at a time: a prompt that runs may evict what was loaded for another.
         for prompt in turns:
+            counts = [num_loads()]
+            if hinted:
+                prefetch(server.url, prompt, 100_000 + 1_000 * len(exchanges))
+            counts.append(num_loads())
             exchanges.append(one(server.url, prompt))
             assert exchanges[-1].completion.num_cached_tokens > 500
             counts.append(num_loads())
-        assert [after - before for before, after in pairwise(counts)] == loads
+            assert [after - before for before, after in pairwise(counts)] == ([1, 0] if hinted else [0, 1])
     assert references(launch.family).divergences(exchanges) == []
 
 
