@@ -12,7 +12,7 @@ from starlette.requests import Request
 from transformers import AutoTokenizer
 
 from marconi.engine.http.chat_template import Mark, around_convert, marks_of
-from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN
+from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN, SYSTEM_END
 from marconi.engine.launch.flags import BACKEND
 
 EPHEMERAL = {"type": "ephemeral"}
@@ -42,12 +42,14 @@ class Chat:
     def __init__(self, tokenizer_path: Path, template: str, backend: str = BACKEND) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
         self.tokenizer.chat_template = template
+        self.num_rendered = 0
         self.tokenizer_manager = SimpleNamespace(
             server_args=SimpleNamespace(radix_cache_backend=backend),
             model_config=SimpleNamespace(is_multimodal=False),
         )
 
     def _process_messages(self, request: Any, _is_multimodal: bool) -> Any:
+        self.num_rendered += 1
         text = self.render(
             [message.model_dump(exclude_none=True) for message in request.messages],
             request._format_add_generation_prompt is not False,
@@ -70,16 +72,20 @@ class Chat:
         return SimpleNamespace(input_ids=ids, sampling_params={"custom_params": request.custom_params}), request
 
     def hints(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[list[int], Any]:
-        """The prompt of a body, and the `custom_params` that its request gets, but for where a next turn leaves it."""
+        """The prompt of a body, and the `custom_params` that its request gets, but for what the template alone says."""
+        prompt, custom = self.noted(body, path)
+        if isinstance(custom, dict):
+            custom = {key: value for key, value in custom.items() if key not in (NEXT_TURN, SYSTEM_END)} or None
+        return prompt, custom
+
+    def noted(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[list[int], Any]:
+        """The prompt of a body, and the `custom_params` that its request gets."""
 
         def convert(serving: "Chat", request: Any, raw_request: Any) -> Any:
             return serving.convert(request, raw_request)
 
         adapted, _ = around_convert(convert, self, ChatCompletionRequest.model_validate(body), received(body, path))
-        custom = adapted.sampling_params["custom_params"]
-        if isinstance(custom, dict):
-            custom = {key: value for key, value in custom.items() if key != NEXT_TURN} or None
-        return adapted.input_ids, custom
+        return adapted.input_ids, adapted.sampling_params["custom_params"]
 
 
 def received(body: dict[str, Any], path: str) -> Request:
@@ -211,3 +217,40 @@ def test_a_mark_of_another_kind_is_named_in_one_line(value: object, shown: str) 
 
 def test_a_mark_may_say_more_than_its_type() -> None:
     assert list(marks_of([{"content": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}])) == [Mark(0, None)]
+
+
+@pytest.mark.parametrize("template", [CHATML, NEEDS_A_USER, LAST_IS_OPEN])
+@pytest.mark.parametrize("tools", [[], TOOLS], ids=["alone", "with tools"])
+def test_the_system_prompt_ends_where_another_users_turn_differs(
+    models: dict[str, Path], template: str, tools: list[dict[str, Any]]
+) -> None:
+    chat = Chat(models["gdn"], template)
+    fields = {"tools": tools} if tools else {}
+    prompt, custom = chat.noted({"messages": conversation(), **fields})
+    ended = chat.ids(chat.render(conversation()[:2], False, tools).split("What")[0])
+    assert custom[SYSTEM_END] == len(ended)
+    assert prompt[: len(ended)] == ended
+    marked = chat.noted({"messages": conversation(0), **fields})[1]
+    assert (marked[SYSTEM_END], marked[LEFT_OUT]) == (len(ended), 0), "beside the client's own"
+
+
+def test_a_system_prompt_is_rendered_once_and_anew_with_other_tools(models: dict[str, Path]) -> None:
+    chat = Chat(models["gdn"], CHATML)
+    chat.noted({"messages": [{"role": "user", "content": "the next turn's distance is known from here on"}]})
+    rendered = []
+    for tools in ([], [], TOOLS, TOOLS):
+        before = chat.num_rendered
+        for text in "Why?", "All at once?":
+            messages = [*conversation()[:1], {"role": "user", "content": text}]
+            chat.noted({"messages": messages, **({"tools": tools} if tools else {})})
+        rendered.append(chat.num_rendered - before - 2)
+    assert rendered == [1, 0, 1, 0]
+
+
+def test_without_a_system_prompt_or_where_it_cannot_be_rendered_no_end_is_noted(models: dict[str, Path]) -> None:
+    chat = Chat(models["gdn"], CHATML)
+    assert SYSTEM_END not in chat.noted({"messages": conversation()[1:]})[1]
+    assert SYSTEM_END not in (chat.noted({"messages": conversation(), "input_ids": [5, 6, 7]})[1] or {})
+    assert SYSTEM_END in chat.noted({"messages": conversation()[1:2], "tools": TOOLS})[1]
+    assert SYSTEM_END not in (Chat(models["gdn"], NEEDS_FIVE).noted({"messages": conversation()})[1] or {})
+    assert Chat(models["gdn"], CHATML, "").noted({"messages": conversation()})[1] is None

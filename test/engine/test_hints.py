@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.cache.scheduler import asked_by, count_dropped, shared_elsewhere
+from marconi.engine.cache.scheduler import asked_by, count_dropped, new_system_end, shared_elsewhere
 from marconi.engine.guards.request import refuse_unanswerable
 from marconi.engine.http.details import on_get_cached_tokens_details
-from marconi.engine.http.hints import KEY, around_wait_one_response, ask_for_end, mapping_of, require_hints
+from marconi.engine.http.hints import KEY, SYSTEM_END, around_wait_one_response, ask_for_end, mapping_of, require_hints
 from marconi.engine.reports.explain import EXPLAIN
 from marconi.events.base import SHARED_ELSEWHERE
 from marconi_cpu.demo.server_process import ServerProcess
@@ -213,7 +213,7 @@ def test_openai_answers_say_in_their_metadata_what_became_of_the_hints(server: S
 
 
 def test_the_second_chat_with_a_marked_system_message_starts_at_its_end(server: ServerProcess) -> None:
-    """Without the mark it is the second that finds the branch point, and the third that starts there."""
+    """Exactly: without the mark it starts where the next turn's text begins."""
     text = "Be kind, Zoë. 你好 🙂 " * 8
     ended = len(f"system\n{text}\n".encode()) + 2  # and the two special tokens around it
     users = [{"role": "user", "content": f"{letter} question"} for letter in "ab"]
@@ -223,6 +223,23 @@ def test_the_second_chat_with_a_marked_system_message_starts_at_its_end(server: 
         marked = chat(server, [{"role": "system", "content": text, "cache_control": EPHEMERAL}, users[0]], **fields)
         assert marked["metadata"]["marconi_checkpoints"]["num_asked"] == 1
         assert num_cached_of(chat(server, [{"role": "system", "content": text}, users[1]], **fields)) == ended
+
+
+@pytest.mark.parametrize(("role", "least", "most"), [("system", 0.97, 1.0), ("user", 0.0, 0.05)])
+def test_the_second_chat_under_a_new_system_prompt_starts_at_its_end(
+    server: ServerProcess, role: str, least: float, most: float
+) -> None:
+    """Where the same text in a user's turn ends nobody knows: the second finds the branch point."""
+    for index in range(5):
+        text = f"{index} is the number of these rules. {role} " * 30
+        questions = [f"{letter} question about the rules: " * 8 for letter in "ab"]
+        asked = [
+            chat(server, [{"role": role, "content": text[:700]}, {"role": "user", "content": question}])
+            for question in questions
+        ]
+        num_shared = len(f"{role}\n{text[:700]}\nuser\n") + 3
+        assert least <= num_cached_of(asked[1]) / num_shared <= most
+        assert "marconi_checkpoints" not in asked[0]["metadata"], "no client asked"
 
 
 def test_a_marked_document_is_shared_by_questions_in_the_same_message(server: ServerProcess) -> None:
@@ -297,6 +314,27 @@ def request_of(num_prompt_tokens: int, custom: object) -> Any:
 def test_a_scheduler_takes_a_routers_position_within_the_prompt(position: object, taken: tuple[int, ...]) -> None:
     assert shared_elsewhere(request_of(50, {SHARED_ELSEWHERE: position})) == taken
     assert shared_elsewhere(request_of(50, [position])) == ()
+
+
+@pytest.mark.parametrize(
+    ("end", "num_seen_tokens", "hints", "taken"),
+    [
+        (720, 0, [], (720,)),
+        (720, 656, [], (720,)),
+        (720, 657, [], ()),
+        (720, 800, [], ()),
+        (63, 0, [], ()),
+        (720, 0, [100, 721, -1], (720,)),
+        (720, 0, [717], ()),
+        *((wrong, 0, [], ()) for wrong in (800, 801, -1, True, "720", None)),
+    ],
+)
+def test_a_system_prompt_that_is_new_leaves_a_state_at_its_end(
+    end: object, num_seen_tokens: int, hints: list[int], taken: tuple[int, ...]
+) -> None:
+    """Not one that is known nearly as far, of which the branch point is kept, and none beside a mark."""
+    assert new_system_end(request_of(800, {SYSTEM_END: end, KEY: hints}), num_seen_tokens) == taken
+    assert new_system_end(request_of(800, [end]), num_seen_tokens) == ()
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ from marconi.engine.cache.scheduler import (
     is_tracked,
     lend_slots,
     lends_slots,
+    new_system_end,
     note_match,
     notes_of,
     packed,
@@ -451,7 +452,8 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
         """Where a request leaves states; others may wait for them from now on."""
-        asked, elsewhere, distance = asked_by(req).positions, shared_elsewhere(req), distance_known_by(req)
+        asked, distance = asked_by(req).positions, distance_known_by(req)
+        elsewhere = (*shared_elsewhere(req), *new_system_end(req, lease.match.num_seen_tokens))
         if self.end_source is EndStateSource.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
         if (steps := notes_of(req).steps) is not None:

@@ -23,14 +23,14 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 
 from marconi.engine.cache.speculation import ENDED_IN, EndStateSource, copy_state
 from marconi.engine.cache.tree_core import IDS_PER_TOKEN, MarconiTreeCore
-from marconi.engine.http.hints import KEY, NEXT_TURN
+from marconi.engine.http.hints import KEY, NEXT_TURN, SYSTEM_END
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.reports.explain import Explained, is_wanted
 from marconi.engine.reports.moments import Moments, Steps
 from marconi.engine.reports.trail import Trail
 from marconi.events.base import SHARED_ELSEWHERE
 from marconi.lifecycle.running import RunningRequest
-from marconi.policy.admission.hints import Hints, hints_of
+from marconi.policy.admission.hints import Hints, at_first_sighting, hints_of
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
 from marconi.policy.request import Lease, Request
@@ -234,8 +234,18 @@ def distance_known_by(req: Any) -> int | None:
 
 def shared_elsewhere(req: Any) -> tuple[int, ...]:
     """The position at which prompts on other servers diverge from that of `req`, if its router named one."""
+    return _position_in(req, SHARED_ELSEWHERE)
+
+
+def new_system_end(req: Any, num_seen_tokens: int) -> tuple[int, ...]:
+    """Where the system prompt of `req` ends, if it is a chat's and new; `num_seen_tokens` tokens were seen before."""
+    asked = asked_by(req).positions
+    return tuple(end for end in _position_in(req, SYSTEM_END) if at_first_sighting(end, num_seen_tokens, asked))
+
+
+def _position_in(req: Any, key: str) -> tuple[int, ...]:
     custom = req.sampling_params.custom_params
-    position = custom.get(SHARED_ELSEWHERE) if isinstance(custom, Mapping) else None
+    position = custom.get(key) if isinstance(custom, Mapping) else None
     return (position,) if type(position) is int and 0 < position < len(req.origin_input_ids) else ()
 
 

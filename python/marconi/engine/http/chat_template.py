@@ -23,19 +23,29 @@ distance before its end at which later turns diverge from a prompt:
     common      <user> a </user> <assistant>                                  a distance of 1 token
 
 It is rendered once for each setting of the template's arguments, and kept; a request's own messages are not rendered
-again. Positions and the distance travel to the scheduler in `custom_params` (`hints.py`), where the plan reads them.
+again.
+
+Where the system prompt ends, with the tools, other chats diverge, which is known as well before any has. A system
+prompt that is new is rendered once more, with another user's turn; the end is where that turn differs:
+
+    whole       <tools> <system> You are kind. </system> <user> Hello </user> <assistant>
+    another     <tools> <system> You are kind. </system> <user> a
+    common      <tools> <system> You are kind. </system> <user>               the system prompt's end
+
+Positions and the distance travel to the scheduler in `custom_params` (`hints.py`), where the plan reads them.
 Source: `srt/entrypoints/openai/serving_chat.py`.
 """
 
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import takewhile
 from operator import eq
 from typing import Any, Final, NamedTuple
 
 from marconi.engine.faults import fails_open
-from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN, mapping_of
+from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN, SYSTEM_END, mapping_of
 from marconi.engine.launch.flags import BACKEND
 from marconi.policy.admission.hints import MAX_HINTS
 from marconi.policy.forecast.turns import MAX_DISTANCE
@@ -45,9 +55,12 @@ logger = logging.getLogger(__name__)
 FIELD: Final = "cache_control"
 _TYPE: Final = "ephemeral"
 _ROUTE: Final = "/v1/chat/completions"
-_KNOWN: Final = "marconi_next_turns"
-"""On the server of chats: the distances by the template's arguments."""
+_KNOWN: Final = "marconi_rendered"
+"""On the server of chats: distances by the template's arguments, and ends of system prompts by their digests."""
 _MAX_KNOWN: Final = 256
+_SYSTEM_ROLES: Final = ("system", "developer")
+_RENDERED: Final = {"messages", "tools", "tool_choice", "response_format", "chat_template_kwargs", "reasoning_effort"}
+"""Fields of a request that its template may show."""
 
 
 class Mark(NamedTuple):
@@ -77,6 +90,7 @@ def _note(serving: Any, request: Any, adapted: Any, marks: Sequence[Mark]) -> No
         _add(adapted.sampling_params, positions, len(marks) - len(positions))
     if serving.tokenizer_manager.server_args.radix_cache_backend == BACKEND:
         add_distance(serving, request, adapted.sampling_params)
+        _add_system_end(serving, request, adapted)
 
 
 def marks_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
@@ -127,11 +141,15 @@ def _body(raw_request: Any) -> bytes:
 
 def _positions(serving: Any, request: Any, prompt_ids: Any, marks: Sequence[Mark]) -> list[int]:
     """Where the marked parts of a converted `request` end, in tokens of its prompt; without those not found."""
-    if not isinstance(prompt_ids, list) or request.input_ids is not None:
-        # With media the prompt is text yet, and with ids of its own it is none of the messages'.
+    if not _is_rendered(request, prompt_ids):
         return []
     found = (_position(serving, request, prompt_ids, mark) for mark in marks)
     return [position for position in found if position]
+
+
+def _is_rendered(request: Any, prompt_ids: Any) -> bool:
+    # With media the prompt is text yet, and with ids of its own it is none of the messages'.
+    return isinstance(prompt_ids, list) and request.input_ids is None
 
 
 def _position(serving: Any, request: Any, prompt_ids: list[int], mark: Mark) -> int:
@@ -139,15 +157,20 @@ def _position(serving: Any, request: Any, prompt_ids: list[int], mark: Mark) -> 
     if mark.num_parts is not None:
         marked = marked.model_copy(update={"content": marked.content[: mark.num_parts]})
     before = [*request.messages[: mark.message], marked]
-    for messages in (before, [*before, _another_turn(request, mark.message + 1)]):
-        try:
-            ids = rendered(serving, request, messages, invites=False)
-        except Exception as error:
-            # Whatever a template raises for a conversation that it does not expect.
-            logger.debug("marconi: a part of a conversation cannot be rendered: %s", error)
-        else:
-            return num_common(ids, prompt_ids)
-    return 0
+    found = _num_common(serving, request, before, prompt_ids)
+    if found is None:
+        found = _num_common(serving, request, [*before, _another_turn(request, mark.message + 1)], prompt_ids)
+    return found or 0
+
+
+def _num_common(serving: Any, request: Any, messages: Sequence[Any], prompt_ids: list[int]) -> int | None:
+    """Tokens that `messages` share with the prompt of `request`; None if the template refuses them."""
+    try:
+        return num_common(rendered(serving, request, messages, invites=False), prompt_ids)
+    except Exception as error:
+        # Whatever a template raises for a conversation that it does not expect.
+        logger.debug("marconi: a part of a conversation cannot be rendered: %s", error)
+        return None
 
 
 def _another_turn(request: Any, index: int) -> Any:
@@ -180,16 +203,21 @@ def add_distance(serving: Any, request: Any, sampling_params: dict[str, Any]) ->
 
 
 def _distance(serving: Any, request: Any) -> int | None:
+    setting = json.dumps([request.chat_template_kwargs, request.reasoning_effort], sort_keys=True, default=repr)
+    return _found_once(serving, setting, lambda: _rendered_distance(serving, request))
+
+
+def _found_once(serving: Any, key: str, find: Callable[[], int | None]) -> int | None:
+    """The answer of `find`, kept by `key`."""
     known: dict[str, int | None] | None = getattr(serving, _KNOWN, None)
     if known is None:
         known = {}
         setattr(serving, _KNOWN, known)
-    setting = json.dumps([request.chat_template_kwargs, request.reasoning_effort], sort_keys=True, default=repr)
-    if setting not in known:
+    if key not in known:
         if len(known) == _MAX_KNOWN:
             known.clear()
-        known[setting] = _rendered_distance(serving, request)
-    return known[setting]
+        known[key] = find()
+    return known[key]
 
 
 def _rendered_distance(serving: Any, request: Any) -> int | None:
@@ -206,6 +234,23 @@ def _rendered_distance(serving: Any, request: Any) -> int | None:
     distance = len(invited) - num_common(invited, gone_on)
     # With media the prompt is text yet.
     return distance if not isinstance(invited, str) and distance <= MAX_DISTANCE else None
+
+
+# The system prompt
+
+
+def _add_system_end(serving: Any, request: Any, adapted: Any) -> None:
+    """Note in `adapted`, which a chat `request` was converted to, where its system messages and tools end."""
+    system = list(takewhile(lambda message: message.role in _SYSTEM_ROLES, request.messages))
+    custom, prompt_ids = adapted.sampling_params.get("custom_params") or {}, adapted.input_ids
+    if not (system or request.tools) or not isinstance(custom, dict) or not _is_rendered(request, prompt_ids):
+        return
+    shown = request.model_copy(update={"messages": system}).model_dump_json(include=_RENDERED)
+    messages = [*system, _another_turn(request, len(system))]
+    key = blake2b(shown.encode(), digest_size=16).hexdigest()
+    end = _found_once(serving, key, lambda: _num_common(serving, request, messages, prompt_ids))
+    if end:
+        adapted.sampling_params["custom_params"] = {SYSTEM_END: end, **custom}
 
 
 # Rendering

@@ -15,7 +15,8 @@ An orchestrator's `kv_hints` concern states that exist: the scheduler obeys them
 (`policy/kv_hints.py`), and the answer says in the same way what became of each action.
 
 The count travels in `cached_tokens_details`, a dictionary that SGLang sends of each request. What the template says
-about a chat's next turn comes in `custom_params` as well.
+about a chat's next turn and its system prompt comes in `custom_params` as well; nobody asked for it, so no answer
+tells.
 """
 
 import json
@@ -38,6 +39,8 @@ LEFT_OUT: Final = "marconi_checkpoints_left_out"
 """In `custom_params`: how many more a chat request marked (`chat_template.py`)."""
 NEXT_TURN: Final = "marconi_next_turn"
 """In `custom_params`: tokens before its end where the next turn will leave a chat's prompt (`chat_template.py`)."""
+SYSTEM_END: Final = "marconi_system_end"
+"""In `custom_params`: tokens of a chat's prompt up to the end of its system prompt and tools (`chat_template.py`)."""
 WITHOUT_SLOT: Final = "marconi_num_without_slot"
 """In `cached_tokens_details`: states that were asked for and got no slot."""
 

@@ -76,7 +76,7 @@ class Steps:
     asked: tuple[int, ...] = ()
     """Positions in the prompt, in tokens, after which it asked for a state."""
     elsewhere: tuple[int, ...] = ()
-    """Positions, in tokens, at which prompts on other servers diverge from it, as its router named them."""
+    """Positions, in tokens, at which its router says that prompts on other servers diverge, and its template others."""
     next_turn: int | None = None
     """Tokens before the prompt's end; None where it is not known."""
 

@@ -10,7 +10,8 @@
 All but the end are known before the prefill starts, so that it writes them as it passes (`PrefillPlan`):
 
     asked for      what the program names (`hints.py`), at the prompt's very end if it says so
-    shared         where requests that wait leave this prompt (`waiting.py`), the two deepest such places
+    shared         where requests that wait leave this prompt (`waiting.py`), the two deepest such places; with fewer,
+                   where those on other servers do, and the end of a chat's system prompt that is new (`hints.py`)
     rule           the branch point, and a guard                                  (`Judicious`, `Guarded`)
     next turn      where later prompts are likely to leave this one (`forecast/turns.py`); if that is not known, one
                    token before the prompt's end, which serves a repeat and every continuation of the prompt: the last
@@ -135,7 +136,7 @@ class Wishes:
     asked: Sequence[int] = ()
     """Positions within the prompt that the program named."""
     shared: Sequence[int] = ()
-    """Positions within the prompt where requests that wait leave it, the deepest first."""
+    """Positions within the prompt where others leave it, those that wait first, by decreasing depth."""
     next_turn: Sequence[int] = (1,)
     """Distances in tokens before the prompt's end at which later prompts may diverge, by decreasing saving."""
     is_passing: bool = False
