@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.cache.scheduler import asked_by, count_dropped, new_system_end, shared_elsewhere
+from marconi.engine.cache.scheduler import asked_by, count_dropped, shared_elsewhere, system_end_of
 from marconi.engine.guards.request import refuse_unanswerable
 from marconi.engine.http.details import on_get_cached_tokens_details
 from marconi.engine.http.hints import KEY, SYSTEM_END, around_wait_one_response, ask_for_end, mapping_of, require_hints
@@ -317,24 +317,11 @@ def test_a_scheduler_takes_a_routers_position_within_the_prompt(position: object
 
 
 @pytest.mark.parametrize(
-    ("end", "num_seen_tokens", "hints", "taken"),
-    [
-        (720, 0, [], (720,)),
-        (720, 656, [], (720,)),
-        (720, 657, [], ()),
-        (720, 800, [], ()),
-        (63, 0, [], ()),
-        (720, 0, [100, 721, -1], (720,)),
-        (720, 0, [717], ()),
-        *((wrong, 0, [], ()) for wrong in (800, 801, -1, True, "720", None)),
-    ],
+    ("position", "taken"), [(1, 1), (49, 49), *((wrong, 0) for wrong in (0, -1, 50, 51, True, "9", [9], 9.0, None))]
 )
-def test_a_system_prompt_that_is_new_leaves_a_state_at_its_end(
-    end: object, num_seen_tokens: int, hints: list[int], taken: tuple[int, ...]
-) -> None:
-    """Not one that is known nearly as far, of which the branch point is kept, and none beside a mark."""
-    assert new_system_end(request_of(800, {SYSTEM_END: end, KEY: hints}), num_seen_tokens) == taken
-    assert new_system_end(request_of(800, [end]), num_seen_tokens) == ()
+def test_a_scheduler_takes_the_end_of_a_system_prompt_within_the_prompt(position: object, taken: int) -> None:
+    assert system_end_of(request_of(50, {SYSTEM_END: position})) == taken
+    assert system_end_of(request_of(50, [position])) == 0
 
 
 @pytest.mark.parametrize(

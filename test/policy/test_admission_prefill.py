@@ -74,6 +74,45 @@ def test_a_prompt_of_one_token_leaves_nothing() -> None:
     assert plan_of(RadixTree(), [7], 30) == PrefillPlan([])
 
 
+# Where a chat's system prompt ends
+
+SYSTEM_END = 200
+
+
+def plan_of_chat(tree: RadixTree, asked: Sequence[int] = (), shared: Sequence[int] = ()) -> PrefillPlan:
+    """The plan of a chat of 300 tokens with a system prompt of 200."""
+    wishes = Wishes(asked, shared, system_end=SYSTEM_END)
+    return prefill_plan(Judicious(tree.unit_tokens), lease_of(tree, list(range(300))), tree.unit_tokens, 1000, wishes)
+
+
+def test_a_new_system_prompt_leaves_a_state_that_has_to_be_worth_its_slot() -> None:
+    plan = plan_of_chat(RadixTree())
+    assert plan == PrefillPlan([200, 299], {299: Role.END, 200: Role.PASSED})
+    assert sorted(plan.depths, key=plan.precedence) == [299, 200]
+    assert plan_of_chat(RadixTree(16, ids_per_unit=16)).depths == [192, 288]
+
+
+@pytest.mark.parametrize(("num_seen_tokens", "depths"), [(136, [136, 200, 299]), (137, [137, 299]), (210, [210, 299])])
+def test_of_a_prompt_that_is_known_nearly_to_its_system_prompts_end_the_branch_point_is_kept(
+    num_seen_tokens: int, depths: list[int]
+) -> None:
+    tree = RadixTree()
+    tree.insert(pack([*range(num_seen_tokens), *range(500, 540)]), [num_seen_tokens + 40])
+    assert plan_of_chat(tree).depths == depths
+
+
+def test_a_system_prompts_end_that_stands_or_is_marked_is_not_planned_beside_it() -> None:
+    tree = RadixTree()
+    tree.insert(pack(range(250)), [200, 250])
+    assert plan_of_chat(tree).depths == [299]
+    assert plan_of_chat(RadixTree(), [197]).depths == [197, 299]
+    assert plan_of_chat(RadixTree(), [100, 220]).depths == [100, 200, 220, 299]
+
+
+def test_where_waiting_prompts_part_at_a_system_prompts_end_it_needs_no_role() -> None:
+    assert plan_of_chat(RadixTree(), shared=(200,)) == PrefillPlan([200, 299], {299: Role.END})
+
+
 # What the program asks for
 
 

@@ -213,18 +213,19 @@ class HybridCache:
         asked: Sequence[int] = (),
         shared: Sequence[int] = (),
         known_distance: int | None = None,
+        system_end: int = 0,
     ) -> PrefillPlan:
         """Where a request that has begun leaves states, by an admission that plans ahead.
 
         `asked` are positions that the program named, `shared` those where requests that wait leave the prompt, the
-        deepest first. `known_distance` is how far before the prompt's end its template's next turn leaves it. All are
-        in tokens.
+        deepest first. `known_distance` is how far before the prompt's end its template's next turn leaves it,
+        `system_end` where its system prompt ends, 0 if that is not known. All are in tokens.
         """
         end = lease.request.num_prompt_tokens
         if end in asked and self._stands_at(end, lease.request):
             asked = [position for position in asked if position != end]
         turn = self.turns.next_turn(lease, known_distance)
-        wishes = Wishes(asked, shared, turn, self.turns.is_usual(lease), self._fills_spare)
+        wishes = Wishes(asked, shared, turn, system_end, self.turns.is_usual(lease), self._fills_spare)
         return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens, wishes)
 
     def deserves(self, lease: Lease, depth: int, role: Role, granted: Set[int], need: Need, now_s: float) -> bool:

@@ -327,10 +327,16 @@ class ReplayedRequest(RunningRequest):
         num_slots = self._server.scheduling.num_working_slots - self._num_working_slots
         return Amount(self._request.num_prompt_tokens - self.num_computed, num_slots)
 
-    def begin(self, shared: Sequence[int] = (), asked: Sequence[int] = (), distance: int | None = None) -> PrefillPlan:
+    def begin(
+        self,
+        shared: Sequence[int] = (),
+        asked: Sequence[int] = (),
+        distance: int | None = None,
+        system_end: int = 0,
+    ) -> PrefillPlan:
         """Touch the state that it starts from, and plan; the arguments are those of `HybridCache.plan`."""
         self.explanation = self._server.hybrid.begin(self.lease, self.now_s)
-        self.plan = self._planned(shared, asked, distance)
+        self.plan = self._planned(shared, asked, distance, system_end)
         self._server.num_prefilled += 1
         return self.plan
 
@@ -397,9 +403,11 @@ class ReplayedRequest(RunningRequest):
         """The part of `request` that is known when it comes: its prompt."""
         return request.known_for(min(request.num_known_tokens, request.num_prompt_tokens), 0)
 
-    def _planned(self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None) -> PrefillPlan:
+    def _planned(
+        self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None, system_end: int
+    ) -> PrefillPlan:
         """Where the prefill leaves states."""
-        return self._server.hybrid.plan(self.lease, asked, shared, known_distance)
+        return self._server.hybrid.plan(self.lease, asked, shared, known_distance, system_end)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
         """Take slots for the states that wait, if they have none yet; without one a state is dropped."""
@@ -456,7 +464,9 @@ class BaselineRequest(ReplayedRequest):
     def _visible(self, request: Request) -> Request:
         return request
 
-    def _planned(self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None) -> PrefillPlan:
+    def _planned(
+        self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None, system_end: int
+    ) -> PrefillPlan:
         return PrefillPlan(self._server.hybrid.admission.depths(*self.lease))
 
     def allocate_chunk(self, end: int) -> None:

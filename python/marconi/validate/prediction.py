@@ -193,7 +193,7 @@ class Prediction:
             return
         run.now_s = at_s
         shared = (*self._waiting.shared(index, run.num_hit_tokens), *steps.elsewhere)
-        run.begin(shared, steps.asked, steps.next_turn)
+        run.begin(shared, steps.asked, steps.next_turn, steps.system_end)
         assert run.explanation is not None, "it has begun"
         self._predicted[index] = Predicted(run.num_hit_tokens, run.explanation.describe(at_s))
 

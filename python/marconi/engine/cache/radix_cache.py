@@ -56,12 +56,12 @@ from marconi.engine.cache.scheduler import (
     is_tracked,
     lend_slots,
     lends_slots,
-    new_system_end,
     note_match,
     notes_of,
     packed,
     settle,
     shared_elsewhere,
+    system_end_of,
 )
 from marconi.engine.cache.sessions import SessionStates
 from marconi.engine.cache.speculation import ENDED_IN, OF_A_STEP, EndStateSource, LastStops
@@ -452,14 +452,15 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
         """Where a request leaves states; others may wait for them from now on."""
-        asked, distance = asked_by(req).positions, distance_known_by(req)
-        elsewhere = (*shared_elsewhere(req), *new_system_end(req, lease.match.num_seen_tokens))
+        asked, elsewhere, distance = asked_by(req).positions, shared_elsewhere(req), distance_known_by(req)
+        system_end = system_end_of(req)
         if self.end_source is EndStateSource.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
         if (steps := notes_of(req).steps) is not None:
             steps.asked, steps.elsewhere, steps.next_turn = tuple(asked), elsewhere, distance
+            steps.system_end = system_end
         shared = (*self.waiting.shared(req, lease), *elsewhere)
-        plan = self.tree_core.hybrid.plan(lease, asked, shared, distance)
+        plan = self.tree_core.hybrid.plan(lease, asked, shared, distance, system_end)
         self.waiting.expect(req, lease, plan)
         return plan
 

@@ -30,7 +30,7 @@ from marconi.engine.reports.moments import Moments, Steps
 from marconi.engine.reports.trail import Trail
 from marconi.events.base import SHARED_ELSEWHERE
 from marconi.lifecycle.running import RunningRequest
-from marconi.policy.admission.hints import Hints, at_first_sighting, hints_of
+from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
 from marconi.policy.request import Lease, Request
@@ -234,19 +234,20 @@ def distance_known_by(req: Any) -> int | None:
 
 def shared_elsewhere(req: Any) -> tuple[int, ...]:
     """The position at which prompts on other servers diverge from that of `req`, if its router named one."""
-    return _position_in(req, SHARED_ELSEWHERE)
+    position = _position_in(req, SHARED_ELSEWHERE)
+    return (position,) if position else ()
 
 
-def new_system_end(req: Any, num_seen_tokens: int) -> tuple[int, ...]:
-    """Where the system prompt of `req` ends, if it is a chat's and new; `num_seen_tokens` tokens were seen before."""
-    asked = asked_by(req).positions
-    return tuple(end for end in _position_in(req, SYSTEM_END) if at_first_sighting(end, num_seen_tokens, asked))
+def system_end_of(req: Any) -> int:
+    """Where the system prompt of `req` ends, in tokens, if it is a chat's; 0 otherwise."""
+    return _position_in(req, SYSTEM_END)
 
 
-def _position_in(req: Any, key: str) -> tuple[int, ...]:
+def _position_in(req: Any, key: str) -> int:
+    """The position that came with `req` as `key`; 0 if none did, or none within its prompt."""
     custom = req.sampling_params.custom_params
     position = custom.get(key) if isinstance(custom, Mapping) else None
-    return (position,) if type(position) is int and 0 < position < len(req.origin_input_ids) else ()
+    return position if type(position) is int and 0 < position < len(req.origin_input_ids) else 0
 
 
 def count_dropped(req: Any, depth: int, page_tokens: int) -> None:

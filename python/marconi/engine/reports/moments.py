@@ -76,9 +76,11 @@ class Steps:
     asked: tuple[int, ...] = ()
     """Positions in the prompt, in tokens, after which it asked for a state."""
     elsewhere: tuple[int, ...] = ()
-    """Positions, in tokens, at which its router says that prompts on other servers diverge, and its template others."""
+    """Positions, in tokens, at which prompts on other servers diverge from it, as its router named them."""
     next_turn: int | None = None
     """Tokens before the prompt's end; None where it is not known."""
+    system_end: int = 0
+    """Where the system prompt of a chat ends, in tokens; 0 where that is not known."""
 
     def computes(self, end: int, now: Moment) -> None:
         """Memory is about to be taken for the prompt up to `end`."""
@@ -105,6 +107,7 @@ class Steps:
             tuple(map(int, values["asked"])),
             tuple(map(int, values["elsewhere"])),
             values["next_turn"],
+            int(values["system_end"]),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,4 +124,5 @@ class Steps:
             "asked": self.asked,
             "elsewhere": self.elsewhere,
             "next_turn": self.next_turn,
+            "system_end": self.system_end,
         }

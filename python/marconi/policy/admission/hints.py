@@ -7,8 +7,8 @@ request: beyond, the shallowest are kept, which are shared by more. With pages o
 to the page's end before it, by the plan (`plan.py`).
 
 The template of a chat tells where its system prompt ends, and so where other chats will diverge, before a second one
-has. A state is kept there as well (`at_first_sighting`), of the first prompt that has at least `MIN_SYSTEM_TOKENS` up
-to there that are new. Of a prompt that is known further, the branch point is, by the rule.
+has. A state is planned there as well (`at_first_sighting`), by the first prompt that has at least `MIN_SYSTEM_TOKENS`
+up to there that are new. Of a prompt that is known further, the branch point is kept, by the rule.
 """
 
 from collections.abc import Sequence

@@ -10,9 +10,9 @@
 All but the end are known before the prefill starts, so that it writes them as it passes (`PrefillPlan`):
 
     asked for      what the program names (`hints.py`), at the prompt's very end if it says so
-    shared         where requests that wait leave this prompt (`waiting.py`), the two deepest such places; with fewer,
-                   where those on other servers do, and the end of a chat's system prompt that is new (`hints.py`)
+    shared         where requests that wait leave this prompt (`waiting.py`), the two deepest such places
     rule           the branch point, and a guard                                  (`Judicious`, `Guarded`)
+    system         where the system prompt of a chat ends, if it is new                 (`hints.py`)
     next turn      where later prompts are likely to leave this one (`forecast/turns.py`); if that is not known, one
                    token before the prompt's end, which serves a repeat and every continuation of the prompt: the last
                    token is always computed anew for its logits, so a state after it serves no repeat. On a server that
@@ -20,8 +20,7 @@ All but the end are known before the prefill starts, so that it writes them as i
     steps          on the way of a long prefill
     the end        of the answer, when the request finishes
 
-Of shared, rule and next turn at most `MAX_STATES` in all are planned; what does not fit is dropped in the order of
-precedence below.
+Of shared, rule, system and next turn at most `MAX_STATES` in all are planned, the first of them.
 
 The rule is Marconi's (section 4.1), judicious admission: at most two states a request, where reuse is likely.
 
@@ -42,7 +41,8 @@ often spare where KV is short: each step is then divided in `SPARE_STEPS`, by st
 (`HybridCache.deserves`). In one pool a spare slot is KV's memory as well, and from a host tier KV comes back: there
 they win nothing.
 
-Where slots run out, the least valuable state is dropped. The next turn's states are *speculative*, and so is a branch
+Where slots run out, the least valuable state is dropped. The next turn's states are *speculative*, and so are the end
+of a system prompt, which may be nobody else's, and a branch
 point where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is worth
 more than the victim for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All others
 get a slot before them, those that more requests share, the shallower, first:
@@ -58,6 +58,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS, Admission
+from marconi.policy.admission.hints import at_first_sighting
 from marconi.policy.base import Costs, Role
 from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Lease, Request
@@ -136,9 +137,11 @@ class Wishes:
     asked: Sequence[int] = ()
     """Positions within the prompt that the program named."""
     shared: Sequence[int] = ()
-    """Positions within the prompt where others leave it, those that wait first, by decreasing depth."""
+    """Positions within the prompt where requests that wait leave it, the deepest first."""
     next_turn: Sequence[int] = (1,)
     """Distances in tokens before the prompt's end at which later prompts may diverge, by decreasing saving."""
+    system_end: int = 0
+    """Where a chat's system prompt ends, in tokens; 0 if it has none, or that is not known."""
     is_passing: bool = False
     """Whether the request continues a prompt where its template's next turn does, so that few will branch there."""
     fills_spare: bool = False
@@ -183,10 +186,16 @@ def prefill_plan(
     by_rule = [depth for depth in admission.depths(request, match) if depth <= last]
     before_end = [num_prompt_tokens - distance for distance in wishes.next_turn]
     next_turn = _on_grid(before_end, grid_tokens, start, last)
-    states = list(dict.fromkeys([*shared, *by_rule, *next_turn]))[:MAX_STATES]
+    is_new = at_first_sighting(wishes.system_end, match.num_seen_tokens, wishes.asked)
+    system = _on_grid([wishes.system_end], grid_tokens, start, last) if is_new else []
+    states = list(dict.fromkeys([*shared, *by_rule, *system, *next_turn]))[:MAX_STATES]
     steps = {depth // grid_tokens * grid_tokens for depth in range(last - step_tokens, start, -step_tokens)}
     roles = dict.fromkeys(by_rule, Role.PASSED) if wishes.is_passing else {}
     roles |= dict.fromkeys([depth for depth in next_turn if depth in states and depth not in by_rule], Role.END)
+    # A conversation runs on from it, as from one that it has passed, until another begins there.
+    roles |= dict.fromkeys(
+        [depth for depth in system if depth in states and depth not in (*by_rule, *roles)], Role.PASSED
+    )
     for depth in (*asked, *shared, *steps):
         roles.pop(depth, None)
     planned = {depth for depth in steps.union(states, asked) if depth > start}
