@@ -12,7 +12,8 @@ All but the end are known before the prefill starts, so that it writes them as i
     asked for      what the program names (`hints.py`), at the prompt's very end if it says so
     shared         where requests that wait leave this prompt (`waiting.py`), the two deepest such places
     rule           the branch point, and a guard                                  (`Judicious`, `Guarded`)
-    system         where the system prompt of a chat ends, if it is new                 (`hints.py`)
+    system         where the system prompt of a chat ends, if at least `MIN_SYSTEM_TOKENS` up to there are new; of a
+                   prompt that is known further, the rule's branch point is enough
     next turn      where later prompts are likely to leave this one (`forecast/turns.py`); if that is not known, one
                    token before the prompt's end, which serves a repeat and every continuation of the prompt: the last
                    token is always computed anew for its logits, so a state after it serves no repeat. On a server that
@@ -58,7 +59,6 @@ from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS, Admission
-from marconi.policy.admission.hints import at_first_sighting
 from marconi.policy.base import Costs, Role
 from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Lease, Request
@@ -71,6 +71,8 @@ SPARE_STEPS: Final = 3
 MAX_STATES: Final = 4
 MAX_SHARED: Final = 2
 MIN_GAIN: Final = 0.02
+MIN_SYSTEM_TOKENS: Final = 64
+"""A chunk of the kernels: system prompts that differ in their last lines, as in a date, leave no state each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,8 @@ def prefill_plan(
     by_rule = [depth for depth in admission.depths(request, match) if depth <= last]
     before_end = [num_prompt_tokens - distance for distance in wishes.next_turn]
     next_turn = _on_grid(before_end, grid_tokens, start, last)
-    is_new = at_first_sighting(wishes.system_end, match.num_seen_tokens, wishes.asked)
+    known = max([match.num_seen_tokens, *(position for position in wishes.asked if position <= wishes.system_end)])
+    is_new = wishes.system_end - known >= MIN_SYSTEM_TOKENS
     system = _on_grid([wishes.system_end], grid_tokens, start, last) if is_new else []
     states = list(dict.fromkeys([*shared, *by_rule, *system, *next_turn]))[:MAX_STATES]
     steps = {depth // grid_tokens * grid_tokens for depth in range(last - step_tokens, start, -step_tokens)}
