@@ -234,19 +234,15 @@ def distance_known_by(req: Any) -> int | None:
 
 def shared_elsewhere(req: Any) -> tuple[int, ...]:
     """The position at which prompts on other servers diverge from that of `req`, if its router named one."""
-    position = _position_in(req, SHARED_ELSEWHERE)
-    return (position,) if position else ()
+    custom = req.sampling_params.custom_params
+    position = custom.get(SHARED_ELSEWHERE) if isinstance(custom, Mapping) else None
+    return (position,) if type(position) is int and 0 < position < len(req.origin_input_ids) else ()
 
 
 def system_end_of(req: Any) -> int:
     """Where the system prompt of `req` ends, in tokens, if it is a chat's; 0 otherwise."""
-    return _position_in(req, SYSTEM_END)
-
-
-def _position_in(req: Any, key: str) -> int:
-    """The position that came with `req` as `key`; 0 if none did, or none within its prompt."""
     custom = req.sampling_params.custom_params
-    position = custom.get(key) if isinstance(custom, Mapping) else None
+    position = custom.get(SYSTEM_END) if isinstance(custom, Mapping) else None
     return position if type(position) is int and 0 < position < len(req.origin_input_ids) else 0
 
 

@@ -188,17 +188,15 @@ def prefill_plan(
     by_rule = [depth for depth in admission.depths(request, match) if depth <= last]
     before_end = [num_prompt_tokens - distance for distance in wishes.next_turn]
     next_turn = _on_grid(before_end, grid_tokens, start, last)
-    known = max([match.num_seen_tokens, *(position for position in wishes.asked if position <= wishes.system_end)])
-    is_new = wishes.system_end - known >= MIN_SYSTEM_TOKENS
-    system = _on_grid([wishes.system_end], grid_tokens, start, last) if is_new else []
+    system = _system(wishes, match, grid_tokens, last) if wishes.system_end else []
     states = list(dict.fromkeys([*shared, *by_rule, *system, *next_turn]))[:MAX_STATES]
     steps = {depth // grid_tokens * grid_tokens for depth in range(last - step_tokens, start, -step_tokens)}
     roles = dict.fromkeys(by_rule, Role.PASSED) if wishes.is_passing else {}
     roles |= dict.fromkeys([depth for depth in next_turn if depth in states and depth not in by_rule], Role.END)
     # A conversation runs on from it, as from one that it has passed, until another begins there.
-    roles |= dict.fromkeys(
-        [depth for depth in system if depth in states and depth not in (*by_rule, *roles)], Role.PASSED
-    )
+    for depth in system:
+        if depth in states and depth not in by_rule:
+            roles.setdefault(depth, Role.PASSED)
     for depth in (*asked, *shared, *steps):
         roles.pop(depth, None)
     planned = {depth for depth in steps.union(states, asked) if depth > start}
@@ -207,6 +205,13 @@ def prefill_plan(
         spare = _on_grid(range(last - between, start, -between), grid_tokens, start, last)
         roles |= dict.fromkeys([depth for depth in spare if depth not in planned], Role.WAYPOINT)
     return PrefillPlan(sorted(planned.union(roles)), roles)
+
+
+def _system(wishes: Wishes, match: Match, grid_tokens: int, last: int) -> list[int]:
+    """Where the system prompt ends, if it is new; none where the program names a position close before it."""
+    end = wishes.system_end
+    known = max([match.num_seen_tokens, *(position for position in wishes.asked if position <= end)])
+    return _on_grid([end], grid_tokens, match.checkpoint.depth, last) if end - known >= MIN_SYSTEM_TOKENS else []
 
 
 def _on_grid(positions: Sequence[int], grid_tokens: int, start: int, end: int) -> list[int]:
