@@ -28,6 +28,7 @@ def register() -> None:
     ALLOC_MEMORY_FUNCS["cpu"] = allocate
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
     base.HostKVCache._require_packed_device_rows = _step_over
+    base.HostKVCache.pin_memory = property(lambda _pool: False, lambda _pool, _is_pinned: None)
     hicache_hook.resolve_unified_memory_layout_io = _keep_layout
     for pool in (mha, mamba):
         for copy in (transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf):

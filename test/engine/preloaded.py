@@ -66,12 +66,16 @@ def ask(path: str, arguments: Sequence[str]) -> int:
 def serve(path: str) -> None:
     """Fork a keeper for each client, until standard input ends."""
     # What a scheduler has before it loads plugins, no more: the models come after their hooks.
+    import setproctitle
     import sglang.launch_server
     import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.detokenizer_manager
     import sglang.srt.managers.scheduler  # noqa: F401
     from sglang.srt.plugins import hook_registry
 
+    # It finds the room for a title beside the environment as the process began, which a fork replaces: schedulers are
+    # known by their titles when a server ends.
+    setproctitle.getproctitle()
     hook_registry._propagate_patch = Bindings().replace
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)

@@ -56,7 +56,7 @@ def test_a_server_measures_its_link_and_the_rig_names_one(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "link_speed", lambda device: LinkSpeed(7e9, 5e9))
     cache = replay_of().cache
     assert cache._below.link == (7e9, 5e9)
-    times = cache.tree_core.tier._times
+    times = cache.tree_core.tier.times
     assert times.load_s(10) * 7 == pytest.approx(times.copy_s(10) * 5), "each way has its own price"
 
 

@@ -107,7 +107,7 @@ def test_neither_tier_holds_more_than_it_has_nor_anything_dead(
         server.replay.serve(each)
         server.check()
         check_host(server.tree, tier.copies)
-        assert memory.shortage(tier.copies) is None
+        assert min(tier.room) >= 0
         assert not any(node.host_copy.num_locks for node in server.tree.nodes() if node.host_copy is not None)
     assert server.replay.counters.num_loads > 0
     assert (tier.num_dropped > 0) is (memory is LITTLE)
@@ -408,4 +408,4 @@ def test_the_host_is_divided_as_the_devices_pools_and_beside_one_pool_as_sglang_
     assert isinstance(cache, ServerReplay)
     tier = cache.hybrid.host
     assert isinstance(tier, HostTier)
-    assert tier._memory == HostMemory(num_tokens, num_slots)
+    assert tier.memory == HostMemory(num_tokens, num_slots)

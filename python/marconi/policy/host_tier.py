@@ -39,6 +39,11 @@ from marconi.tree import Absence, HostCopy, Match, Node, RadixTree, SavedFacts
 from marconi.tree.host import HostCopies
 from marconi.tree.memory import Memory
 
+
+class NothingToDrop(AssertionError):
+    """Copies must give way, and each of them is being read."""
+
+
 NEEDS: Final = frozenset({Need.KV, Need.STATE})
 """SGLang keeps KV and states on the host in a pool each."""
 
@@ -56,12 +61,6 @@ class HostMemory:
 
     num_tokens: int
     num_slots: int
-
-    def shortage(self, copies: HostCopies) -> Need | None:
-        """The resource that `copies` exceed; None if they fit."""
-        if copies.num_states > self.num_slots:
-            return Need.STATE
-        return Need.KV if copies.num_tokens > self.num_tokens else None
 
 
 _NUM_LATEST: Final = 50
@@ -176,13 +175,17 @@ class HostTier:
         self.explains = True
         """Whether it notes why it has no copy any more."""
         self.num_dropped = 0
-        """Copies that gave way."""
-        self._memory = memory
-        self._times = times
+        """Copies that gave way,"""
+        self.num_dropped_tokens = 0
+        """and tokens whose KV was freed with them."""
+        self.memory = memory
+        self.times = times
+        self._expected: list[int] = []
+        """Tokens of each state that is being read from a store, and has its place here already."""
 
     def resumed(self, num_new_tokens: int) -> None:
         """Learn what prompts compute."""
-        self._times.resumed(num_new_tokens)
+        self.times.resumed(num_new_tokens)
 
     def left(self, request: Request, depths: Sequence[int], now_s: float) -> None:
         """Nothing: what the device holds needs no copy yet."""
@@ -194,7 +197,7 @@ class HostTier:
     def take(self, node: Node, now_s: float) -> bool:
         """Copy `node`, which the device holds, if that is worth while; returns whether there is a new copy."""
         had_copy = node.has_copy
-        if not node.has_copy and self._times.worth_of(node, Need.KV) > 0:
+        if not node.has_copy and self.times.worth_of(node, Need.KV) > 0:
             self.copies.hold(node)
             self._rerank()
             self._make_fit(now_s)
@@ -202,13 +205,35 @@ class HostTier:
 
     @property
     def room(self) -> tuple[int, int]:
-        """Tokens, and states, that fit beside the copies."""
-        return self._memory.num_tokens - self.copies.num_tokens, self._memory.num_slots - self.copies.num_states
+        """Tokens, and states, that fit beside the copies and what is expected; below 0 if those do not fit."""
+        return (
+            self.memory.num_tokens - self.copies.num_tokens - sum(self._expected),
+            self.memory.num_slots - self.copies.num_states - len(self._expected),
+        )
 
     def has_room(self, num_tokens: int) -> bool:
         """True if one more state fits, with the KV of so many more tokens."""
         tokens, states = self.room
         return num_tokens <= tokens and states > 0
+
+    def expect(self, num_tokens: int, now_s: float) -> bool:
+        """Keep room for one more state, with the KV of so many more tokens, in at most half the memory.
+
+        False if there is none. `unexpect` ends it, before the state is adopted or where it does not come.
+        """
+        if 2 * (num_tokens + sum(self._expected)) > self.memory.num_tokens:
+            return False
+        self._expected.append(num_tokens)
+        try:
+            self._make_fit(now_s)
+        except NothingToDrop:
+            self.unexpect(num_tokens)
+            return False
+        return True
+
+    def unexpect(self, num_tokens: int) -> None:
+        """Keep no room any more for a state that was expected with so many tokens."""
+        self._expected.remove(num_tokens)
 
     def adopt(self, path: bytes, namespace: int, depth: int, facts: SavedFacts, now_s: float) -> Node:
         """Hold a copy that another server saved, for which there is room, as old as `facts` say; returns its node.
@@ -225,7 +250,7 @@ class HostTier:
         """`node` was used on either tier, or the device has taken or evicted its state."""
         if node.has_copy:
             assert node.host_copy is not None
-            self.copies.note(node.host_copy)
+            self.copies.use(node.host_copy)
             self._rerank()
 
     def to_load(self, request: Request, match: Match) -> int:
@@ -234,7 +259,7 @@ class HostTier:
         if node is None or node.depth <= num_cached_tokens:
             return 0
         num_tokens = node.depth - match.num_live_tokens
-        saved_s = self._times.saved_s(num_cached_tokens, node.depth, request.num_prompt_tokens, num_tokens)
+        saved_s = self.times.saved_s(num_cached_tokens, node.depth, request.num_prompt_tokens, num_tokens)
         return node.depth if saved_s > 0 else 0
 
     @contextmanager
@@ -249,6 +274,11 @@ class HostTier:
         finally:
             self.unlock(copy)
 
+    def drop_next(self, copy: HostCopy, place: int) -> None:
+        """Drop `copy` before all others, in rising order of `place`, unless it is used first."""
+        self.copies.leave(copy, place)
+        self._rerank()
+
     def lock(self, copy: HostCopy) -> None:
         """Drop `copy` for nothing until it is unlocked."""
         self.copies.lock(copy)
@@ -261,19 +291,26 @@ class HostTier:
 
     def load_s(self, num_tokens: int) -> float:
         """Seconds to load one state and the KV of `num_tokens`."""
-        return self._times.load_s(num_tokens)
+        return self.times.load_s(num_tokens)
+
+    def _shortage(self) -> Need | None:
+        """The resource that copies exceed; None if they fit."""
+        num_tokens, num_states = self.room
+        if num_states < 0:
+            return Need.STATE
+        return Need.KV if num_tokens < 0 else None
 
     def _make_fit(self, now_s: float) -> None:
-        while (need := self._memory.shortage(self.copies)) is not None:
+        while (need := self._shortage()) is not None:
             copy = self.eviction.victim(need, now_s)
             if copy is None:
-                raise AssertionError("everything on the host is being loaded")
+                raise NothingToDrop("everything on the host is being loaded")
             assert isinstance(copy, HostCopy)
             kept = kept_instead(self.eviction, copy, need) if self.explains else None
             self.eviction.evicting(copy, now_s)
             if self.explains and not copy.node.has_state:
                 copy.node.absent(Absence(copy.depth, Cause.EVICTED_FROM_HOST, now_s, kept))
-            self.copies.drop(copy)
+            self.num_dropped_tokens += self.copies.drop(copy).num_tokens
             self.num_dropped += 1
             self._rerank()
 

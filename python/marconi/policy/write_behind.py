@@ -55,8 +55,8 @@ class WriteBehind(HostTier):
         while hosted is not None and not hosted.is_hosted:
             hosted = hosted.parent
         depth = 0 if hosted is None else hosted.depth
-        worth_s = self._times.worth_between(min(node.checkpoint_depth_above, depth), node.depth)
-        return worth_s > self._times.copy_s(node.depth - depth)
+        worth_s = self.times.worth_between(min(node.checkpoint_depth_above, depth), node.depth)
+        return worth_s > self.times.copy_s(node.depth - depth)
 
     def choose(self, cache: HybridCache, num_missing: Mapping[Need, int], now_s: float) -> list[Node]:
         """Choose victims of `cache` ahead until they free `num_missing` of each; returns those to be copied.
@@ -103,7 +103,7 @@ class WriteBehind(HostTier):
     def _amount(self, need: Need, num_tokens: int, num_states: int) -> int:
         """Tokens and states in the unit of `need`: tokens, states or bytes."""
         if need is Need.BYTES:
-            costs = self._times.costs
+            costs = self.times.costs
             return num_tokens * costs.kv_bytes_per_token + num_states * costs.state_bytes
         return num_tokens if need is Need.KV else num_states
 

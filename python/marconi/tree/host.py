@@ -96,7 +96,7 @@ class HostCopies:
         node, tree = copy.node, self._tree
         assert copy.is_held, f"{copy} is dropped already"
         assert not copy.num_locks, f"{copy} is locked"
-        copy.is_held = False
+        copy.is_held, copy.leaving = False, None
         self.num_states -= 1
         self._changed.append(copy)
         if self._memory is not None:
@@ -121,8 +121,14 @@ class HostCopies:
             tree.tidy(each)
         return Freed(num_tokens - self.num_tokens, 1)
 
-    def note(self, copy: HostCopy) -> None:
-        """Count `copy` among those that changed."""
+    def use(self, copy: HostCopy) -> None:
+        """`copy` was used on either tier, or the device has taken or evicted its state: nothing is decided of it."""
+        copy.leaving = None
+        self._changed.append(copy)
+
+    def leave(self, copy: HostCopy, place: int) -> None:
+        """Drop `copy` before all others, in rising order of `place`, unless it is used first."""
+        copy.leaving = place
         self._changed.append(copy)
 
     def take_changed(self) -> list[HostCopy]:

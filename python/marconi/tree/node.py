@@ -272,14 +272,18 @@ class SavedFacts(NamedTuple):
 class HostCopy:
     """A state on the host, as a rule that ranks it sees it. Depths and counts are in tokens, times in seconds."""
 
-    __slots__ = ("is_held", "node", "num_locks")
+    __slots__ = ("is_held", "leaving", "node", "num_locks", "stored_as")
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.is_held = False
         """False before it is made and once it is dropped; a node has one object for all its copies."""
         self.num_locks = 0
-        """Loads that read it."""
+        """Loads and writes that read it."""
+        self.leaving: int | None = None
+        """Its place among those that are dropped before all others; None if it is not one of them."""
+        self.stored_as: str | None = None
+        """Hash of its path in a store behind the host, once it was written there; it may be dropped since."""
 
     @property
     def serial(self) -> int:
@@ -368,11 +372,6 @@ class HostCopy:
     def first_waiting(self) -> int | None:
         """Queue position of the first waiting request that would resume here; None if there is none."""
         return self.node.first_waiting
-
-    @property
-    def leaving(self) -> int | None:
-        """None: victims on the host are chosen when memory is short."""
-        return None
 
     @property
     def set_aside(self) -> bool:

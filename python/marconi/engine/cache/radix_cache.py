@@ -83,7 +83,7 @@ from marconi.engine.reports.moments import Moments, Steps
 from marconi.engine.reports.picture import Picture
 from marconi.engine.reports.record import ended
 from marconi.engine.reports.stats import CacheStats, kind_of_hit
-from marconi.engine.reports.status import CacheSettings, HostUse, Status, Use
+from marconi.engine.reports.status import CacheSettings, HostUse, Status, StoreUse, Use
 from marconi.engine.reports.trail import Trail
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.lifecycle.pools import NOTHING, Amount
@@ -285,6 +285,11 @@ class MarconiRadixCache(UnifiedRadixCache):
     @property
     def host_use(self) -> HostUse | None:
         """The host tier; None without one."""
+        return None
+
+    @property
+    def store_use(self) -> StoreUse | None:
+        """The store behind the host; None without one."""
         return None
 
     @property

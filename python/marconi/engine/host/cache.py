@@ -48,9 +48,7 @@ from marconi.engine.host.link import LinkSpeed, link_speed
 from marconi.engine.host.pages import staging_tokens
 from marconi.engine.host.prefetch import Prefetches
 from marconi.engine.host.rows import HostRows
-from marconi.engine.launch.flags import BACKEND
 from marconi.engine.launch.policies import HostTierConfig, hybrid_cache
-from marconi.engine.launch.support import NO_STORE
 from marconi.engine.reports.status import HostUse, Use
 from marconi.engine.version import Refusal
 from marconi.events.tree_log import Tenant
@@ -167,10 +165,10 @@ class TieredRadixCache(MarconiRadixCache):
         return link
 
     def attach_storage_backend(self, storage_backend: str, *_: Any, **__: Any) -> tuple[bool, str]:
-        """Refuse a store behind the host (`PUT /hicache/storage-backend`), as at the start."""
+        """Refuse a store behind the host (`PUT /hicache/storage-backend`) that was not given at the start."""
         return (
             False,
-            f"{storage_backend} is not supported with --radix-cache-backend {BACKEND} on this model: {NO_STORE}",
+            f"a store must be given at the start, by --hicache-storage-backend file, got {storage_backend} now",
         )
 
     def settle(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams, DecLockRefResult, IncLockRefResult
-from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from marconi.engine.cache.tree_core import ROOT, MarconiTreeCore
@@ -82,8 +82,8 @@ class TieredTreeCore(MarconiTreeCore):
     # Copies
 
     def is_backuped(self, node_id: int) -> bool:
-        """True if the host holds the state of a node."""
-        return node_id != ROOT and self._nodes[node_id].has_copy
+        """True if the host holds the state of a node, or a store behind it may hold more of its path."""
+        return node_id != ROOT and (self.enable_storage or self._nodes[node_id].has_copy)
 
     def build_backup_spec(self, node_id: int) -> tuple[torch.Tensor, dict[ComponentType, list[PoolTransfer]]]:
         """The KV of a node's path that the host has not, and its state."""
@@ -117,6 +117,18 @@ class TieredTreeCore(MarconiTreeCore):
         assert self.tier is not None
         for node_id in node_ids:
             self.tier.finish(self._nodes[node_id])
+
+    # What a store behind the host is asked for (`stored.py`)
+
+    def prefetch_anchor_info(self, node_id: int) -> tuple[None, None]:
+        """Every path is asked for from its root."""
+        return None, None
+
+    def build_hicache_transfers(self, component_type: ComponentType, *_: Any, **__: Any) -> list[PoolTransfer] | None:
+        """The state behind the last page that is found; SGLang fills in its key."""
+        if component_type is not ComponentType.MAMBA:
+            return None
+        return [PoolTransfer(name=PoolName.MAMBA, keys=[""], hit_policy=PoolHitPolicy.TRAILING_PAGES)]
 
     # Loads
 

@@ -152,7 +152,7 @@ def _tracked_drafts(algorithm: str | None) -> bool:
     return algorithm is not None and algorithm.upper() in TRACKING_ALGORITHMS
 
 
-NO_STORE: Final = "a store beyond the host finds entries by the hash of a node, and this cache does not hash nodes"
+_OTHER_STORE = "of SGLang's stores behind the host this cache reads and writes file alone"
 _STAGING = "the host then only stages copies for a store and keeps nothing"
 _HISPARSE = "it moves KV to the host by itself, but this cache evicts whole prefixes on the device"
 _STAGES = "a stage holds only the states of its own layers, and no tick reaches the next stage"
@@ -163,7 +163,7 @@ _DRAFTS = (
 )
 
 UNSUPPORTED: Final = (
-    Unsupported("hicache_storage_backend", bool, NO_STORE),
+    Unsupported("hicache_storage_backend", lambda name: name not in (None, "file"), _OTHER_STORE),
     Unsupported("hicache_host_memory_mode", lambda mode: mode == "buffer_only", _STAGING),
     Unsupported("enable_hisparse", bool, _HISPARSE),
     Unsupported("speculative_algorithm", _other_drafts, _DRAFTS),
@@ -271,6 +271,19 @@ REFUSED_ARGUMENTS: Final = (
     Refused(
         lambda launch: _has_no_room(launch.server_args),
         "--hicache-ratio must be above 0, such as 2 for twice the device's pools, got {0.server_args.hicache_ratio:g}",
+    ),
+    Refused(
+        lambda launch: (
+            bool(launch.server_args.hicache_storage_backend) and not launch.server_args.enable_hierarchical_cache
+        ),
+        "--hicache-storage-backend: a store is read and written through the host's memory: give "
+        "--enable-hierarchical-cache as well",
+    ),
+    Refused(
+        lambda launch: (
+            bool(launch.server_args.hicache_storage_backend) and launch.server_args.disaggregation_mode != "null"
+        ),
+        "--hicache-storage-backend: --disaggregation-mode must be null, got {0.server_args.disaggregation_mode}",
     ),
     Refused(
         lambda launch: launch.given.explain_text and launch.server_args.tokenizer_worker_num > 1,
@@ -391,7 +404,7 @@ REFUSED_SAVING: Final = (
         )
         for field in (
             *("speculative_algorithm", "enable_lora", "lora_paths", "enable_memory_saver"),
-            *("kv_events_config", "enable_int8_mamba_checkpoint"),
+            *("kv_events_config", "enable_int8_mamba_checkpoint", "hicache_storage_backend"),
         )
     ),
     Refused(

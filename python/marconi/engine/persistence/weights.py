@@ -32,6 +32,11 @@ _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64,
 class Weights(Protocol):
     """The weights that states were made by."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether digesting them has ended."""
+        ...
+
     def digest(self, is_going_on: Callable[[], bool]) -> str:
         """The digest, once it is known; `Unusable` if it is not by the time that `is_going_on` is false."""
         ...
@@ -55,6 +60,11 @@ class ModelWeights:
         self._first_mark = _of_all(model, _mark, self._ended) if _is_on_gpu(model) else None
         self._digest: Future[str] = Future()
         Thread(target=self._run, name="marconi-weights", daemon=True).start()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether digesting them has ended."""
+        return self._digest.done()
 
     def digest(self, is_going_on: Callable[[], bool]) -> str:
         """The digest, once it is known; `Unusable` if it is not by the time that `is_going_on` is false."""

@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ from marconi.engine.events.publishing import CachePublisher, ServedModel, publis
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.host.cache import TieredRadixCache
+from marconi.engine.host.stored import StoredRadixCache
 from marconi.engine.joint.pools import JointMemory
 from marconi.engine.launch import flags, running, split, support
 from marconi.engine.launch.agreement import digest_of_logarithms, require_alike
@@ -143,10 +145,14 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             vocab_size=ctx.model_config.vocab_size,
             forward_stream=ctx.tp_worker.model_runner.forward_stream if has_own_stream else None,
         )
-        kind = TieredRadixCache if facts.has_host_tier else MarconiRadixCache
+        kind: type[MarconiRadixCache] = MarconiRadixCache
+        if facts.has_host_tier:
+            kind = StoredRadixCache if arguments.hicache_storage_backend else TieredRadixCache
         return kind(params, choice, costs, given, first_rank, around, ends)
 
     cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)
+    if isinstance(cache, StoredRadixCache):
+        cache.identify(str(sorted(identity_of(ctx).items())), partial(ModelWeights, ctx.tp_worker.model_runner.model))
     if given.save_dir is not None:
         load_saved(cache, ctx, given.save_dir)
     return cache

@@ -17,7 +17,7 @@ from marconi.engine.launch.flags import Flags
 from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.reports.explain import Explanations
 from marconi.engine.reports.metrics import CacheMetrics
-from marconi.engine.reports.status import CacheSettings, HostUse, Status, Use
+from marconi.engine.reports.status import CacheSettings, HostUse, Status, StoreUse, Use
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Costs, Need
 from marconi.policy.request import Lease
@@ -108,6 +108,11 @@ class StatsSource(Protocol):
     @property
     def host_use(self) -> HostUse | None:
         """The host tier; None without one."""
+        ...
+
+    @property
+    def store_use(self) -> StoreUse | None:
+        """The store behind the host; None without one."""
         ...
 
     @property
@@ -211,6 +216,7 @@ class CacheStats:
             split=cache.split,
             events=None if cache.publisher is None else cache.publisher.status(),
             host=cache.host_use,
+            store=cache.store_use,
         )
 
     def describe(self) -> str:

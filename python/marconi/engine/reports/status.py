@@ -89,6 +89,28 @@ class HostUse:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreUse:
+    """The store behind the host, as this rank sees it. Counts are of states, each with its KV."""
+
+    is_ready: bool
+    """False until the weights are digested."""
+    num_written: int
+    num_written_bytes: int
+    num_being_written: int
+    num_read: int
+    num_read_bytes: int
+    num_being_read: int
+    num_lost: int
+    """States that could not be read or written whole, or that had no place on the host any more."""
+    num_damaged: int
+    """Objects that were not whole, and were removed."""
+    num_failed: int
+    """Errors of the store."""
+    bytes_per_s: int
+    """The speed of reading, as decisions take it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One scheduler's cache."""
 
@@ -134,6 +156,7 @@ class Status:
     events: EventsStatus | None = None
     """None without events."""
     host: HostUse | None = None
+    store: StoreUse | None = None
     """None without a host tier."""
     explain: str = "on"
     """Whether misses have causes, on or off."""

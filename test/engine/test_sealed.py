@@ -1,0 +1,190 @@
+"""A store of SGLang's whose objects are sealed: what is damaged or of another model is a miss, never another's.
+
+On SGLang's own store of files, with pools of one tensor in place of those of a host tier.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheFile,
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+
+from marconi.engine.host.sealed import SEAL_BYTES, SealedStore
+
+KEYS = ["a" * 64, "b" * 64, "c" * 64]
+PAGE = 48
+
+
+class Pool:
+    """Pages of states on the host."""
+
+    page_size = 1
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(4, PAGE, dtype=torch.uint8)
+
+    def get_data_page(self, row: int) -> torch.Tensor:
+        return self.rows[row]
+
+    def get_dummy_flat_data_page(self) -> torch.Tensor:
+        return torch.zeros(PAGE, dtype=torch.uint8)
+
+    def set_from_flat_data_page(self, row: int, page: torch.Tensor) -> None:
+        self.rows[row] = page
+
+
+class Weights:
+    """Weights that are digested when they are told to be."""
+
+    def __init__(self, digest: str = "first") -> None:
+        self.is_known = True
+        self._digest = digest
+
+    def digest(self, _is_going_on: Callable[[], bool]) -> str:
+        return self._digest
+
+    def were_updated(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        pass
+
+
+class Server:
+    """A server's store in a folder."""
+
+    def __init__(self, folder: Path, weights: str = "first", facts: str = "facts") -> None:
+        config = HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "model")
+        self.pool, self.weights = Pool(), Weights(weights)
+        pools: Any = SimpleNamespace(get_pool=lambda _name: self.pool)
+        self.store = SealedStore(HiCacheFile(config, str(folder)), pools)
+        self.store.identify(facts, lambda: self.weights)
+
+    def write(self) -> bool:
+        """Three pages of KV, 0, 1 and 2, and the state behind them, 9."""
+        self.pool.rows[:] = 9
+        pages = [torch.full((PAGE // 2,), number, dtype=torch.bfloat16) for number in range(3)]
+        (is_written,) = self.store.batch_set_v2([self.state()])[PoolName.MAMBA]
+        return is_written and self.store.batch_set(KEYS, pages)
+
+    def num_found(self) -> int:
+        """Pages up to the deepest state."""
+        return int(self.store.batch_exists_v2(KEYS, [self.state()]).kv_hit_pages)
+
+    def read(self) -> tuple[list[float | None], float | None]:
+        """What the pages of KV and the state hold; None for what is missing."""
+        targets = [torch.zeros(PAGE // 2, dtype=torch.bfloat16) for _ in KEYS]
+        pages = [None if page is None else float(page.mean()) for page in self.store.batch_get(KEYS, targets)]
+        self.pool.rows[:] = 0
+        (is_read,) = self.store.batch_get_v2([self.state()])[PoolName.MAMBA]
+        return pages, float(self.pool.rows[1].float().mean()) if is_read else None
+
+    def state(self) -> PoolTransfer:
+        return PoolTransfer(
+            name=PoolName.MAMBA,
+            host_indices=torch.tensor([1]),
+            keys=KEYS[-1:],
+            hit_policy=PoolHitPolicy.TRAILING_PAGES,
+        )
+
+
+WHOLE = ([0.0, 1.0, 2.0], 9.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def test_what_is_written_is_read_by_the_next_server_of_the_same_identity(folder: Path) -> None:
+    assert Server(folder).write()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    server = Server(folder)
+    assert (server.num_found(), server.read()) == (3, WHOLE)
+    assert server.store.read.num_objects == 4
+    assert server.store.bytes_per_s
+
+
+@pytest.mark.parametrize(("weights", "facts"), [("second", "facts"), ("first", "others")])
+def test_a_server_of_other_weights_or_facts_finds_nothing_and_replaces_nothing(
+    folder: Path, weights: str, facts: str
+) -> None:
+    Server(folder).write()
+    other = Server(folder, weights, facts)
+    assert (other.num_found(), other.read()) == (0, ([None] * 3, None))
+    assert other.write()
+    assert (other.read(), Server(folder).read()) == (WHOLE, WHOLE)
+
+
+def test_nothing_is_found_until_the_weights_are_digested_and_again_after_a_flush(folder: Path) -> None:
+    Server(folder).write()
+    server = Server(folder)
+    server.weights.is_known = False
+    assert (server.store.is_ready, server.num_found(), server.write()) == (False, 0, False)
+    assert server.read() == ([None] * 3, None)
+    server.weights.is_known = True
+    assert (server.num_found(), server.read()) == (3, WHOLE)
+    server.weights = Weights("second")
+    server.store.renew()
+    assert server.num_found() == 0
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1, *data[1:]])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flipped, lambda data: data[:-1], lambda data: b"", lambda data: data[:-SEAL_BYTES] + bytes(SEAL_BYTES)],
+    ids=["flipped", "cut", "empty", "without-seal"],
+)
+@pytest.mark.parametrize("number", range(4))
+def test_a_damaged_object_is_removed_and_written_again(
+    folder: Path, damage: Callable[[bytes], bytes], number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    Server(folder).write()
+    paths = sorted(folder.iterdir())
+    path = paths[number]
+    path.write_bytes(damage(path.read_bytes()))
+    server = Server(folder)
+    pages, state = server.read()
+    assert (*pages, state) != (*WHOLE[0], WHOLE[1])
+    assert None in (*pages, state)
+    assert all(page in (None, whole) for page, whole in zip((*pages, state), (*WHOLE[0], WHOLE[1]), strict=True))
+    assert server.store.num_damaged == 1
+    assert f"marconi: {path} must be an object that a server wrote" in caplog.text
+    assert sorted(folder.iterdir()) == [each for each in paths if each != path]
+    assert server.write()
+    assert server.read() == WHOLE
+
+
+def test_an_object_in_the_place_of_another_is_damaged(folder: Path) -> None:
+    Server(folder).write()
+    first, second, *_ = sorted(each for each in folder.iterdir() if ".mamba" not in each.name)
+    first.write_bytes(second.read_bytes())
+    server = Server(folder)
+    assert server.read()[0] == [None] * 3
+    assert server.store.num_damaged == 1
+
+
+def test_an_error_of_the_store_is_a_miss(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Server(folder).write()
+    server = Server(folder)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no route to the store")
+
+    for name in ("get", "set", "exists", "batch_exists_v2"):
+        setattr(server.store._backend, name, fail)
+    assert (server.num_found(), server.read(), server.write()) == (0, ([None] * 3, None), False)
+    assert (server.store.read.num_failed, server.store.written.num_failed) == (3, 1)
+    assert "no route to the store" in caplog.text
