@@ -55,12 +55,6 @@ def test_ranks_that_cannot_share_the_heads_are_refused() -> None:
     assert checked("--tp-size", "4").reasons == ()
 
 
-def test_a_request_s_ranks_are_those_of_its_attention_group(tmp_path: Path) -> None:
-    flags = ("--tp-size", "2", "--marconi-save-dir", str(tmp_path))
-    assert "1 rank and 1 cache, got 2 and 1" in " ".join(checked(*flags).reasons)
-    assert "1 rank and 1 cache, got 1 and 2" in " ".join(checked(*flags, "--attn-dp-size", "2").reasons)
-
-
 def test_the_pools_of_the_cpu_platform_are_its_own() -> None:
     pools = checked(machine=Machine(Platform.CPU)).pools
     assert pools is not None
@@ -275,13 +269,6 @@ def test_a_model_that_does_not_fit_is_not_served_and_what_would_fit_is_named() -
     assert checked("--tp-size", "2", machine=card("80GB"), model=GDN + "-FP8").is_served
     assert checked(machine=card("96GB"), model=GDN + "-FP8").is_served
     assert checked(machine=card("80GB"), model=SMALL).is_served
-
-
-def test_what_would_fit_is_what_would_be_served(tmp_path: Path) -> None:
-    """States are saved by one rank, so more cards are no way out."""
-    saving = ("--mamba-full-memory-ratio", "0.9", "--marconi-save-dir", str(tmp_path))
-    (reason,) = checked(*saving, machine=card("80GB"), model=GDN + "-FP8").reasons
-    assert reason.endswith("what would fit: a card of 96 GB")
 
 
 def test_what_is_not_counted_is_said() -> None:

@@ -434,10 +434,7 @@ def test_the_page_on_serving_lists_every_flag_with_its_environment_variable_and_
     assert misprinted(text.replace("`10000000`", "`1000000`")) == ["--marconi-ghost-tokens"]
     assert misprinted(text.replace("{off,on,text}", "{off,on}")) == ["--marconi-explain"]
     assert misprinted(text.replace("`MARCONI_TIME` | `seconds`", "`MARCONI_TIME` | `requests`")) == ["MARCONI_TIME"]
-    assert misprinted(text.replace("`--marconi-save", "`--marconi-keep")) == [
-        "--marconi-keep-dir",
-        "--marconi-save-dir",
-    ]
+    assert misprinted(text.replace("`--marconi-record", "`--marconi-keep")) == ["--marconi-keep", "--marconi-record"]
 
 
 def test_a_flag_and_a_value_that_are_not_read_are_found(server_parser: ServerParser) -> None:

@@ -52,7 +52,7 @@ def test_the_tokens_on_both_sides_are_shown_to_who_asks_and_to_the_operator(serv
 def test_saving_is_the_operators_and_names_the_flag_that_it_needs(server: ServerProcess) -> None:
     assert HTTP.post(f"{server.url}/marconi/save", timeout=60.0).status_code in (401, 403)
     refused = HTTP.post(f"{server.url}/marconi/save", headers=AS_OPERATOR, timeout=60.0)
-    assert (refused.status_code, "--marconi-save-dir" in refused.json()["error"]) == (404, True)
+    assert (refused.status_code, "--hicache-storage-backend" in refused.json()["error"]) == (404, True)
 
 
 def test_without_a_salt_the_operator_alone_sees_tokens(server: ServerProcess) -> None:

@@ -46,14 +46,7 @@ class Weights:
     """Weights that are digested when they are told to be."""
 
     def __init__(self, digest: str = "first") -> None:
-        self.is_known = True
-        self._digest = digest
-
-    def digest(self, _is_going_on: Callable[[], bool]) -> str:
-        return self._digest
-
-    def were_updated(self) -> bool:
-        return False
+        self.digest: str | None = digest
 
     def end(self) -> None:
         pass
@@ -128,10 +121,10 @@ def test_a_server_of_other_weights_or_facts_finds_nothing_and_replaces_nothing(
 def test_nothing_is_found_until_the_weights_are_digested_and_again_after_a_flush(folder: Path) -> None:
     Server(folder).write()
     server = Server(folder)
-    server.weights.is_known = False
+    server.weights.digest = None
     assert (server.store.is_ready, server.num_found(), server.write()) == (False, 0, False)
     assert server.read() == ([None] * 3, None)
-    server.weights.is_known = True
+    server.weights.digest = "first"
     assert (server.num_found(), server.read()) == (3, WHOLE)
     server.weights = Weights("second")
     server.store.renew()

@@ -120,6 +120,8 @@ def test_what_a_server_wrote_is_read_by_itself_and_by_the_next(
         first = servers.turn(server.url, every[:3])
         assert settled(server)["num_read"] >= 2
         assert num_resumed(first) >= 2
+        for rank in HTTP.post(f"{server.url}/marconi/save", timeout=60.0).json()["ranks"]:
+            assert rank["saved"]["num_states"] >= 0.8 * rank["saved"]["num_held"] > 0, rank
 
     with servers.start(models, preload) as (server, _):
         again = servers.turn(server.url, every)

@@ -212,28 +212,22 @@ def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "facts", "says"),
+    ("given", "says"),
     [
-        ({}, Facts(is_hybrid=False), "there are no states to save: leave it out"),
-        ({}, Facts(is_hybrid=True, num_ranks=2), "there must be 1 rank and 1 cache, got 2 and 1"),
-        ({"dp_size": 2}, Facts(is_hybrid=True), "there must be 1 rank and 1 cache, got 1 and 2"),
-        ({"speculative_algorithm": "NGRAM"}, Facts(is_hybrid=True), "--speculative-algorithm must be left out, got N"),
-        ({"enable_int8_mamba_checkpoint": True}, Facts(is_hybrid=True), "--enable-int8-mamba-checkpoint must be left"),
-        ({"enable_lora": True}, Facts(is_hybrid=True), "--enable-lora must be left out, got True"),
-        ({"disaggregation_mode": "prefill"}, Facts(is_hybrid=True), "--disaggregation-mode must be null, got prefill"),
+        ({}, "a store is read and written through the host's memory: give --enable-hierarchical-cache as well"),
+        (
+            {"enable_hierarchical_cache": True, "disaggregation_mode": "prefill"},
+            "--disaggregation-mode must be null, got prefill",
+        ),
     ],
 )
-def test_what_is_not_saved_yet_is_refused_with_a_folder_for_states(
-    given: dict[str, Any], facts: Facts, says: str
-) -> None:
-    server_args, flags = ServerArgs(model_path="m"), Flags(save_dir=Path("there"))
-    assert [*support.against_cache(server_args, flags, Facts(is_hybrid=True))] == []
-    tiered = ServerArgs(model_path="m", enable_hierarchical_cache=True)
-    assert [*support.against_cache(tiered, flags, Facts(is_hybrid=True, has_host_tier=True))] == []
+def test_a_store_is_refused_without_what_it_needs(given: dict[str, Any], says: str) -> None:
+    served = ServerArgs(model_path="m", enable_hierarchical_cache=True, hicache_storage_backend="file")
+    assert [*support.against_arguments(served, Flags())] == []
+    server_args = ServerArgs(model_path="m", hicache_storage_backend="file")
     for name, value in given.items():
         setattr(server_args, name, value)
-    (line,) = support.against_cache(server_args, flags, facts)
-    assert line.startswith(f"--marconi-save-dir: {says}")
+    assert [*support.against_arguments(server_args, Flags())] == [f"--hicache-storage-backend: {says}"]
 
 
 def pools(num_slots: int, num_kv_tokens: int, page: int) -> Any:
@@ -320,7 +314,6 @@ def test_no_line_has_a_field_that_is_not_filled_in() -> None:
         *support.REFUSED_ARGUMENTS,
         *support.REFUSED_WITHOUT_CACHE,
         *support.REFUSED_CACHES,
-        *support.REFUSED_SAVING,
     )
     launch = Launch(ServerArgs("model", hicache_ratio=0.0), Flags(), Facts(is_hybrid=True))
     lines = [row._replace(when=lambda _: True).said_of(launch) for row in rows if isinstance(row, support.Refused)]

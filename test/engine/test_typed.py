@@ -24,7 +24,7 @@ LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER],)
 TYPED: Final = r"curl |ask\b|marconi top http"
 ANY_SERVER: Final = r"http://127\.0\.0\.1:3000\d"
 OF_ANOTHER: Final = r"/router\b|/marconi/save\b"
-"""Asked of a router, and of a server with `--marconi-save-dir` (`test_saved_server.py`)."""
+"""Asked of a router, and of a server with a store (`test_store_server.py`)."""
 STRICT: Final = f"""
 set -eo pipefail
 curl() {{ command curl --silent --show-error --fail "$@"; echo; }}

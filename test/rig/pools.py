@@ -89,8 +89,6 @@ class HostPools:
     """`--enable-session-radix-cache`."""
     are_tracking_slots_lent: bool = False
     """True if a request of the cache on them holds none."""
-    save_dir: Path | None = None
-    """`--marconi-save-dir`."""
     explains: bool = True
     """`--marconi-explain`."""
 
@@ -179,7 +177,7 @@ def marconi_rank(
     made = TieredRadixCache if host.host_ratio else MarconiRadixCache
 
     def make(params: Any) -> "MarconiRadixCache":
-        given = Flags(explanations=Explain.ON if host.explains else Explain.OFF, save_dir=host.save_dir)
+        given = Flags(explanations=Explain.ON if host.explains else Explain.OFF)
         cache = made(params, choice, costs, given, first_rank, Surroundings(log), ends)
         if isinstance(cache, TieredRadixCache):
             # Measured, it would be another in every run.

@@ -5,7 +5,6 @@
     cache          the cache that a scheduler sees; its queue, ranks and ends of requests
     joint  int8    one pool, and checkpoints in int8
     host           a host tier
-    persistence    saved states
     prefill        states inside a prefill
     events         the tree's log, published for routers
     http  guards   routes, requests and answers; what is refused for the scheduler's sake

@@ -35,7 +35,7 @@ from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.order import Order
 from marconi.policy.misses import Cause, kept_instead
 from marconi.policy.request import Request
-from marconi.tree import Absence, HostCopy, Match, Node, RadixTree, SavedFacts
+from marconi.tree import Absence, HostCopy, Match, Node, RadixTree
 from marconi.tree.host import HostCopies
 from marconi.tree.memory import Memory
 
@@ -235,14 +235,12 @@ class HostTier:
         """Keep no room any more for a state that was expected with so many tokens."""
         self._expected.remove(num_tokens)
 
-    def adopt(self, path: bytes, namespace: int, depth: int, facts: SavedFacts, now_s: float) -> Node:
-        """Hold a copy that another server saved, for which there is room, as old as `facts` say; returns its node.
+    def adopt(self, path: bytes, namespace: int, depth: int, now_s: float) -> Node:
+        """Hold a copy that a store had, for which there is room; returns its node.
 
-        What this server knows of a state that it has held itself is newer, and stays.
+        One that this server has never held is as if it were used now.
         """
-        node = self.copies.adopt(path, depth, namespace).node
-        if node.held_since_s is None:
-            facts.write_to(node, now_s)
+        node = self.copies.adopt(path, depth, namespace, now_s).node
         self._rerank()
         return node
 

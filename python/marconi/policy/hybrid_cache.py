@@ -9,7 +9,6 @@
     evict    a victim, whenever KV or states are short                                       (`eviction/`)
     retain   a state for a while at the cost of others of its name space, or demote it       (`retention.py`)
     load     back to the device what a host tier has a copy of                               (`host_tier.py`)
-    adopt    a state that another server has saved                                           (`persistence.py`)
 
 Invariant: after every verb the eviction order holds exactly the unlocked states, each ranked by its present facts, so
 a victim is always a state that may be evicted. Nobody else calls a method that changes the tree or writes a fact of a
@@ -40,7 +39,7 @@ from marconi.policy.residency import Watcher
 from marconi.policy.retention import MAX_PASSED, Retention, held_below, is_ranked, may_pay, root_of
 from marconi.policy.sessions import Sessions
 from marconi.policy.waiting import AwaitedStates
-from marconi.tree import Absence, Freed, Match, Node, RadixTree, SavedFacts, check_invariants
+from marconi.tree import Absence, Freed, Match, Node, RadixTree, check_invariants
 
 _First: TypeAlias = Callable[[Need, float], NodeView | None]
 _NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
@@ -267,17 +266,6 @@ class HybridCache:
             self.host.left(lease.request, depths, now_s)
         self._rerank(made + own)
         return made
-
-    def adopt(self, path: bytes, namespace: int, depth: int, facts: SavedFacts, now_s: float) -> Node:
-        """Hold `path` and a state at its end, `depth` tokens, as old as `facts` say; returns its node.
-
-        The state counts as no request's: another server wrote it.
-        """
-        (node,) = self.tree.insert(path, [depth], namespace)
-        node.held_since_s = now_s
-        facts.write_to(node, now_s)
-        self._rerank([node])
-        return node
 
     # Memory that is short
 

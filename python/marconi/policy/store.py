@@ -13,15 +13,24 @@ The copies that the host would drop next are chosen ahead, as the device's victi
 A state is written with the KV of its path beyond the nearest shallower one that is stored, so a store holds nothing
 that depends on anything but what lies before it. What it loses is a miss, and is not written again for that.
 
+When a server ends, and on demand, what both tiers hold is written, `most_valuable_first`: what the device would evict
+last, then the copies by the host's own order, at last what the device is about to evict without one. What a client or
+the end of a session has demoted is not written: it would come back as valuable as the rest.
+
 `bytes_per_s` is what reading was measured at; until it is, `FIRST_BYTES_PER_S`.
 """
 
 from typing import Final
 
-from marconi.policy.base import Need
+import numpy as np
+
+from marconi.policy.base import Need, NodeView
+from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import HostTier
+from marconi.policy.hybrid_cache import HybridCache
+from marconi.policy.retention import Retention
 from marconi.policy.write_behind import MARGIN
-from marconi.tree import HostCopy, Match
+from marconi.tree import HostCopy, Match, Node
 
 FIRST_BYTES_PER_S: Final = 500e6
 DEMAND_DECAY: Final = 0.99
@@ -99,3 +108,34 @@ def stored_above(copy: HostCopy) -> HostCopy | None:
     while node is not None and (node.host_copy is None or node.host_copy.stored_as is None):
         node = node.parent
     return None if node is None else node.host_copy
+
+
+def most_valuable_first(cache: HybridCache, host: Order, now_s: float) -> list[Node]:
+    """The states of both tiers that nobody has demoted; those in use come first. `host` ranks the copies."""
+    wishes = cache.retention or Retention()
+    device, copies, rest = list[NodeView](), list[NodeView](), list[NodeView]()
+    for root in cache.tree.roots.values():
+        for node in root.walk():
+            if wishes.is_demoted(node):
+                continue
+            if node.has_state and node.leaving is None:
+                device.append(node)
+            elif node.has_copy and node.host_copy is not None:
+                copies.append(node.host_copy)
+            elif node.has_state:
+                rest.append(node)
+    parts = ((device, cache.order), (copies, host), (rest, cache.order))
+    ranked = (view for views, order in parts for view in _falling(views, order, now_s))
+    nodes = (each.node if isinstance(each, HostCopy) else each for each in ranked)
+    return [node for node in nodes if isinstance(node, Node)]
+
+
+def _falling(views: list[NodeView], order: Order, now_s: float) -> list[NodeView]:
+    """`views` by decreasing worth; those in use have no place, and come first."""
+    if not views:
+        return []
+    keys = order.worths(views, now_s)
+    keys = np.where(np.isnan(keys[:, :1]), np.inf, keys)
+    serials = np.array([view.serial for view in views], np.float64)
+    rising = np.lexsort((serials, *keys.T[::-1]))
+    return [views[at] for at in rising[::-1].tolist()]

@@ -1,7 +1,7 @@
 """The radix tree: which prefixes are held, and at which positions a state stands."""
 
 from marconi.tree.invariants import check_invariants
-from marconi.tree.node import Absence, HostCopy, Kept, LeftBy, Node, SavedFacts
+from marconi.tree.node import Absence, HostCopy, Kept, LeftBy, Node
 from marconi.tree.radix import Freed, Match, RadixTree
 
 __all__ = [
@@ -13,6 +13,5 @@ __all__ = [
     "Match",
     "Node",
     "RadixTree",
-    "SavedFacts",
     "check_invariants",
 ]

@@ -7,7 +7,7 @@ so nothing that it holds is dead:
     2. a hosted node without hosted children has a copy of its state
 
 A copy therefore stands for a whole path: it can be loaded whatever the device has evicted meanwhile. Shared parts of
-paths exist once. A copy is made of what the device holds (`hold`) or another server has saved (`adopt`), loaded by
+paths exist once. A copy is made of what the device holds (`hold`) or a store has (`adopt`), loaded by
 inserting its path again (`RadixTree.insert`), and stays until it is dropped. Dropping it frees its state, and the KV
 that no other copy needs.
 
@@ -38,9 +38,12 @@ class HostCopies:
         assert node.has_state, f"{node} has no state to copy"
         return self._hold(node)
 
-    def adopt(self, path: bytes, depth: int, namespace: int) -> HostCopy:
+    def adopt(self, path: bytes, depth: int, namespace: int, now_s: float) -> HostCopy:
         """Hold a copy of a state after `depth` tokens of `path`, and of their KV; the device need not have them."""
-        return self._hold(self._tree.outline(path, depth, namespace))
+        node = self._tree.outline(path, depth, namespace)
+        if node.held_since_s is None:
+            node.last_hit_s = node.last_pass_s = now_s
+        return self._hold(node)
 
     def num_hosted_tokens(self, path: bytes, depth: int, namespace: int) -> int:
         """How many of the first `depth` tokens of `path` the host holds the KV of."""

@@ -246,29 +246,6 @@ class Node:
         return f"<Node {self.serial} depth={self.depth} {kind} state={self.has_state} children={len(self.children)}>"
 
 
-class SavedFacts(NamedTuple):
-    """The facts of a state that rank it in another server's order."""
-
-    idle_s: float
-    """Seconds since a request last used it."""
-    passed_s: float
-    """Seconds since a request last ran through or ended at it."""
-    num_hits: int
-    left_by: LeftBy | None
-
-    @classmethod
-    def of(cls, node: Node, now_s: float) -> "SavedFacts":
-        """Those of `node`."""
-        return cls(now_s - node.last_hit_s, now_s - node.last_pass_s, node.num_hits, node.left_by)
-
-    def write_to(self, node: Node, now_s: float) -> None:
-        """Let `node` be as old as they say, and used as often; what runs through it below is no older."""
-        passed_s = now_s - self.passed_s
-        node.last_hit_s = now_s - self.idle_s
-        node.last_pass_s = max(node.last_pass_s, passed_s) if node.live_children else passed_s
-        node.num_hits, node.left_by = self.num_hits, self.left_by
-
-
 class HostCopy:
     """A state on the host, as a rule that ranks it sees it. Depths and counts are in tokens, times in seconds."""
 

@@ -106,7 +106,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
-    from marconi.engine.persistence.saver import Saver
 
 logger = logging.getLogger(__name__)
 
@@ -174,8 +173,6 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.split, self.vocab_size = around.split, around.vocab_size
         self.load_reporter: LoadReporter | None = None
         """Tells routers the load, where there is a publisher."""
-        self.saver: Saver | None = None
-        """Under `--marconi-save-dir`."""
         self.latency = LearnedLatency(costs.flops)
         self.explanations = Explanations(self.latency, costs.flops)
         self.pools = pools_of(params, around.forward_stream)
@@ -287,6 +284,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         """The host tier; None without one."""
         return None
 
+    def save(self) -> dict[str, Any] | None:
+        """Write on what is held to the store behind the host; empty without one."""
+        return {}
+
     @property
     def store_use(self) -> StoreUse | None:
         """The store behind the host; None without one."""
@@ -310,9 +311,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.waiting.check_invariants()
 
     def release_host_resources(self) -> None:
-        """Release as SGLang does, at the end of a scheduler: events that wait are published, and states saved."""
-        if self.saver is not None:
-            self.saver.save()
+        """Release as SGLang does, at the end of a scheduler: events that wait are published."""
         super().release_host_resources()
         if self.publisher is not None:
             self.publisher.close()

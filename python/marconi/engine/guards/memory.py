@@ -30,6 +30,13 @@ def _settle(cache: Any) -> None:
         settle()
 
 
+def before_weights_count(updater: Any, *_: Any, **__: Any) -> None:
+    """Before `flush_cache_after_weight_update`: until the cache is flushed its states are of no one set of weights."""
+    forget = getattr(updater.scheduler.tree_cache, "weights_updated", None)
+    if forget is not None:
+        forget()
+
+
 def around_release(release: Callable[..., Any], updater: Any, recv_req: "ReleaseMemoryOccupationReqInput") -> Any:
     """Around the scheduler's part of `/release_memory_occupation`: refuse where requests run."""
     from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqOutput

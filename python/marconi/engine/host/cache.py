@@ -45,7 +45,6 @@ from marconi.engine.cache.scheduler import note_match, notes_of
 from marconi.engine.cache.tree_core import IDS_PER_TOKEN
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.link import LinkSpeed, link_speed
-from marconi.engine.host.pages import staging_tokens
 from marconi.engine.host.prefetch import Prefetches
 from marconi.engine.host.rows import HostRows
 from marconi.engine.launch.policies import HostTierConfig, hybrid_cache
@@ -124,8 +123,6 @@ class TieredRadixCache(MarconiRadixCache):
 
     def reset(self) -> None:
         """Clear both tiers, once the transfers in flight have ended."""
-        if self.saver is not None:
-            self.saver.flushed()
         if self.cache_controller is not None:
             for ack in (*self.cache_controller.ack_write_queue, *self.cache_controller.ack_load_queue):
                 ack.finish_event.synchronize()
@@ -139,9 +136,6 @@ class TieredRadixCache(MarconiRadixCache):
         require_copies(pools.get_pool(PoolName.KV), self.cache_controller.io_backend)
         rows = self.tree_core.rows = HostRows(pools)
         num_tokens, num_slots = (pools.get_pool(name).available_size() for name in (PoolName.KV, PoolName.MAMBA))
-        if self.flags.save_dir is not None:
-            # What states are read through that the device alone holds.
-            num_tokens, num_slots = num_tokens - staging_tokens(pools), num_slots - 1
         memory = HostMemory(num_tokens, num_slots)
         self._below = HostTierConfig(memory, self._slowest_link(), self._prefill_s, rows, self._copy_now)
         self._load_ids = count(-1, -1)
@@ -206,10 +200,8 @@ class TieredRadixCache(MarconiRadixCache):
     # Copies
 
     def check_hicache_events(self) -> None:
-        """Take note of what was copied and loaded, copy what is evicted next, and load more of what was saved."""
+        """Take note of what was copied and loaded, and copy what is evicted next."""
         super().check_hicache_events()
-        if self.saver is not None:
-            self.saver.go_on_loading()
         core, tier = self.tree_core, self.tree_core.tier
         assert tier is not None
         num_free = self.pools.num_free

@@ -23,8 +23,7 @@ from typing import Any, Final
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer, PoolTransferResult
 
-from marconi.engine.persistence.files import Unusable
-from marconi.engine.persistence.weights import Weights
+from marconi.engine.host.identity import Unusable, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +87,14 @@ class SealedStore:
     def is_ready(self) -> bool:
         """Whether the weights are known."""
         weights = self._weights
-        if self._identity is None and weights is not None and weights.is_known:
+        if self._identity is None and weights is not None:
             try:
-                digest = weights.digest(lambda: False)
+                digest = weights.digest
             except Unusable as error:
                 self._weights = None
                 logger.warning("marconi: %s; the store behind the host is not used", error)
+                return False
+            if digest is None:
                 return False
             self._identity = blake2b(f"{self._facts}\n{digest}".encode(), digest_size=8).hexdigest()
         return self._identity is not None

@@ -7,7 +7,8 @@
     read       if that saves time and the host has room: the KV beyond what the host has of the path then, and the
                state. The request waits in the queue as `--hicache-storage-prefetch-policy` says
     adopted    what was read whole becomes a copy on the host like any other, and the request is matched anew
-    at the end of a server what both tiers hold is written, the most valuable first, for `SAVE_S`
+    saved      at the end of a server for `SAVE_S`, and on demand (`POST /marconi/save`): what both tiers hold, the most
+               valuable first
 
 A state and its KV come whole or not at all, so a path is never put together from parts that do not belong to it: pages
 are named by the hash of all tokens before them. All ranks decide the same by the same numbers: what was found and read
@@ -17,11 +18,13 @@ Source of what it extends: `srt/mem_cache/unified_radix_cache.py` (the queries, 
 `srt/mem_cache/hybrid_cache/hybrid_cache_controller.py`. Owner: the scheduler's thread.
 """
 
+import json
 import logging
 import time
 from array import array
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -35,21 +38,25 @@ from sglang.srt.runtime_context import get_memory
 
 from marconi.engine.cache.tree_core import ROOT, namespace_of, path_of
 from marconi.engine.host.cache import TieredRadixCache
+from marconi.engine.host.identity import ModelWeights, facts_of_states
 from marconi.engine.host.sealed import SealedStore
-from marconi.engine.persistence.weights import Weights
 from marconi.engine.reports.status import StoreUse
 from marconi.events.tree_log import Tenant
-from marconi.policy.persistence import SAVE_S, most_valuable_first
-from marconi.policy.store import StoreBehind, stored_above
-from marconi.tree import HostCopy, SavedFacts
+from marconi.policy.store import StoreBehind, most_valuable_first, stored_above
+from marconi.tree import HostCopy, Node
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 logger = logging.getLogger(__name__)
 
+SAVE_S: Final = 10.0
+"""SGLang kills a scheduler that has not ended 15 s after it was asked to."""
 _POLL_S: Final = 0.001
+_NUM_AT_ONCE: Final = 4
+"""States that are being copied and written at a time where all are saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +93,19 @@ class StoredRadixCache(TieredRadixCache):
         controller.storage_backend = self.store = SealedStore(controller.storage_backend, self.host_pool_group)
         self._hold_nothing()
 
-    def identify(self, facts: str, weigh: Callable[[], Weights]) -> None:
-        """Find what servers wrote that are `facts` and have the weights that `weigh` begins to digest."""
-        pools = self.host_pool_group
-        layouts = ", ".join(
+    def identify(self, ctx: "TreeCacheBuildContext") -> None:
+        """Find what servers like this one have written."""
+        layouts = [
             f"{entry.name} {entry.host_pool.dtype} {entry.host_pool.layout} {entry.host_pool.page_size}"
-            for entry in pools.entries
-        )
-        self.store.identify(f"{facts}\n{layouts}", weigh)
+            for entry in self.host_pool_group.entries
+        ]
+        facts = json.dumps([facts_of_states(ctx), layouts])
+        self.store.identify(facts, partial(ModelWeights, ctx.tp_worker.model_runner.model))
+
+    def weights_updated(self) -> None:
+        """Neither read nor write until a flush: what is held is of no one set of weights."""
+        self._is_ready = False
+        self.store.end()
 
     def _hold_nothing(self) -> None:
         tier = self.tree_core.tier
@@ -104,6 +116,7 @@ class StoredRadixCache(TieredRadixCache):
         self._writes: dict[int, tuple[HostCopy, StorageOperation]] = {}
         self._is_ready = False
         """Whether the store is, on every rank."""
+        self._saving: _Saving | None = None
 
     def reset(self) -> None:
         """Clear both tiers, once no thread reads or writes; the store stays, unless the weights are others."""
@@ -116,7 +129,7 @@ class StoredRadixCache(TieredRadixCache):
         """End like SGLang, once what is held is written and no thread reads or writes."""
         if self.enable_storage and self._is_ready:
             try:
-                self._write_held(time.monotonic() + SAVE_S)
+                self._save_last()
             except Exception:
                 logger.exception("marconi: not all states were written to the store")
             self.shutdown()
@@ -140,7 +153,7 @@ class StoredRadixCache(TieredRadixCache):
         """Read and write nothing any more."""
         detached: tuple[bool, str] = super().detach_storage_backend()
         if detached[0]:
-            self._is_ready = False
+            self._is_ready, self._saving = False, None
             self._writes.clear()
             self.behind.being_written.clear()
             for request in list(self._reads):
@@ -247,38 +260,27 @@ class StoredRadixCache(TieredRadixCache):
         else:
             self.num_lost += 1
 
-    def _write_held(self, until_s: float) -> None:
-        """Write what both tiers hold until then, the most valuable first, each rank by itself."""
-        core, tier = self.tree_core, self.tree_core.tier
-        assert tier is not None
-        self.settle()
-        self._await_writes(until_s)
-        num_before, ranked = self.num_writes, most_valuable_first(core.hybrid, self.clock(), tier.eviction)
-        for node, _ in ranked:
-            if node.has_state and not node.has_copy:
-                # What gives way to it on the host is written before.
-                for copy in self.behind.choose(self.clock()):
-                    self._write(copy)
-                self._await_writes(until_s)
-                if tier.take(node, self.clock()) and self._begin_copy(node):
-                    self._wait_for_copies()
-            hosted = node.host_copy
-            if hosted is not None and hosted.is_held and hosted.stored_as is None:
-                self._write(hosted)
-                self._await_writes(until_s)
-            if time.monotonic() >= until_s:
-                break
-        logger.info(
-            "marconi: wrote %d of %d states to the store, some of which it had before",
-            *(self.num_writes - num_before, len(ranked)),
-        )
+    def save(self) -> dict[str, Any] | None:
+        """Write on what both tiers hold, between two steps: None until all is written, then how much, or an `error`."""
+        if not self._is_ready:
+            return {"error": "the store cannot be used yet: the weights are being digested"}
+        self._saving = self._saving or _Saving(self)
+        if self._saving.advance():
+            return None
+        saved, self._saving = self._saving, None
+        return {"num_states": saved.num_written, "num_held": saved.num_held}
 
-    def _await_writes(self, until_s: float) -> None:
-        while self._writes and time.monotonic() < until_s:
+    def _save_last(self) -> None:
+        """Write what both tiers hold as long as a scheduler that ends may take, each rank by itself."""
+        until_s, saving = time.monotonic() + SAVE_S, _Saving(self)
+        self.settle()
+        while saving.advance() and time.monotonic() < until_s:
+            self._wait_for_copies()
             self.drain_storage_control_queues_local()
             for copy, operation in self._ended_writes():
                 self._put(copy, operation, is_whole=_is_whole(operation))
             time.sleep(_POLL_S)
+        logger.info("marconi: wrote %d of %d states to the store", saving.num_written, saving.num_held)
 
     def _ended_writes(self) -> list[tuple[HostCopy, StorageOperation]]:
         """Writes that SGLang has taken note of since the last call."""
@@ -396,12 +398,59 @@ class StoredRadixCache(TieredRadixCache):
             pools.free(slot, pool=PoolName.MAMBA)
             return 0
         pools.free(kv[: start - read.start])
-        node = tier.adopt(read.path, read.namespace, read.depth, SavedFacts(0.0, 0.0, 0, None), self.clock())
+        node = tier.adopt(read.path, read.namespace, read.depth, self.clock())
         rows.fill(node, kv[start - read.start :].clone(), slot.clone())
         assert node.host_copy is not None
         node.host_copy.stored_as = read.stored_as
         self.num_reads += 1
         return read.depth - start
+
+
+class _Saving:
+    """The states of both tiers on their way to the store: the most valuable first, a few at a time."""
+
+    def __init__(self, cache: StoredRadixCache) -> None:
+        core, tier = cache.tree_core, cache.tree_core.tier
+        assert tier is not None
+        self._cache, self._tier = cache, tier
+        held = most_valuable_first(core.hybrid, tier.eviction, cache.clock())
+        self.num_held = len(held)
+        self._left = deque(held)
+        self._begun: list[Node] = []
+        """Those that are being copied to the host, or written."""
+        self._tried: set[Node] = set()
+        self.num_written = 0
+        """Those that the store has."""
+
+    def advance(self) -> bool:
+        """Begin to write more; False once all are written that can be."""
+        begun, self._begun = self._begun, []
+        for node in begun:
+            self._write(node)
+        while len(self._begun) < _NUM_AT_ONCE and self._left:
+            node = self._left.popleft()
+            if node.has_state and not node.has_copy:
+                # What gives way to it on the host is written before.
+                for copy in self._cache.behind.choose(self._cache.clock()):
+                    self._cache._write(copy)
+                if self._tier.take(node, self._cache.clock()):
+                    self._cache._begin_copy(node)
+            self._write(node)
+        return bool(self._begun)
+
+    def _write(self, node: Node) -> None:
+        """Write a copy once it is there."""
+        copy = node.host_copy
+        if copy is None or not copy.is_held:
+            return
+        if copy.stored_as is not None:
+            self.num_written += 1
+        elif copy in self._cache.behind.being_written or node in self._tier.being_copied:
+            self._begun.append(node)
+        elif node not in self._tried:
+            self._tried.add(node)
+            self._cache._write(copy)
+            self._begun.append(node)
 
 
 def _is_whole(operation: StorageOperation) -> bool:

@@ -3,7 +3,7 @@
     GET /marconi             the status of every scheduler's cache                                 (`status.py`)
     GET /marconi/requests    the latest requests of each, or of one `?dp_rank=`, and why they missed (`explain.py`)
     GET /marconi/ui          a page for a browser, and what it asks for                            (`picture.py`)
-    POST /marconi/save       save the states now, under `--marconi-save-dir`                       (`persistence/`)
+    POST /marconi/save       write all states to the store behind the host now                     (`host/stored.py`)
 
 A scheduler adds its cache's status, with its data-parallel rank, to the internal state that SGLang's HTTP process asks
 it for; a route, in that process, gives those parts alone, by rank. What else the cache has to say is added only to an
@@ -26,7 +26,7 @@ REQUESTS: Final = "marconi/requests"
 FRAME: Final = "marconi/frame"
 SAVE: Final = "marconi/save"
 """The `rid` of a request for internal state that asks for the latest requests, for a frame, or to save on."""
-_NO_FOLDER: Final = "there is no folder to save to: start the server with --marconi-save-dir"
+_NO_STORE: Final = "there is no store to save to: start the server with --hicache-storage-backend file"
 _UNSERVED: Final = "SGLang's own cache serves this model: it has no recurrent layers, or the cache is disabled"
 _SAVING: Final = asyncio.Lock()
 """A request that comes while another waits is answered by a save of its own."""
@@ -47,7 +47,7 @@ def on_get_internal_state(result: Any, controller: Any, request: Any) -> None:
     elif request.rid == FRAME:
         part = {"frame": cache.picture.advance(cache.tree_core.hybrid, cache.clock())}
     elif request.rid == SAVE:
-        part = {"saved": cache.saver.advance()}
+        part = {"saved": cache.save()}
     else:
         part = status().as_dict()
     result.internal_state[KEY] = {"dp_rank": dp_rank(), **part}
@@ -130,17 +130,17 @@ async def _frame(dp_rank: int = 0) -> Any:
 
 
 async def _save() -> Any:
-    """Save what the cache holds: a scheduler copies states in slices, so it is asked again until it is done."""
+    """Write what the cache holds to its store: a few states at a time, so a scheduler is asked until it is done."""
     from fastapi.responses import ORJSONResponse
 
-    if of_process().save_dir is None:
-        return _not_found(_NO_FOLDER)
     async with _SAVING:
         while True:
             parts = await _parts(SAVE)
             if all(part["saved"] is not None for part in parts):
                 break
             await asyncio.sleep(_PAUSE_S)
+    if any(part["saved"] == {} for part in parts):
+        return _not_found(_NO_STORE)
     errors = [part["saved"] for part in parts if "error" in part["saved"]]
     return ORJSONResponse(errors[0], status_code=500) if errors else _by_rank(parts)
 

@@ -66,8 +66,6 @@ class Flags:
     explanations: Explain = Explain.ON
     record: Path | None = None
     """Where the first rank records what was served; None for nowhere."""
-    save_dir: Path | None = None
-    """Where states are saved at a clean stop and on demand, and loaded from; None for neither."""
 
     @property
     def policy(self) -> PolicyChoice:
@@ -180,14 +178,6 @@ def _explain(text: str) -> Explain:
 
 def _keys(text: str) -> Keys:
     return Keys.read(Path(text))
-
-
-def _folder(text: str) -> Path:
-    path = Path(text)
-    there = next((each for each in (path, *path.absolute().parents) if each.exists()), path)
-    if not text or not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"must be a folder that the server can write to, got {text!r}")
-    return path
 
 
 def _file(text: str) -> Path:
@@ -306,15 +296,6 @@ SPECS = (
         _file,
         "none",
     ),
-    _Spec(
-        "save_dir",
-        "--marconi-save-dir",
-        "FOLDER",
-        "Where to save the most valuable states at a clean stop, for at most 10 s, and to load them from at the next "
-        "start: files hold users' prompts.",
-        _folder,
-        "none",
-    ),
 )
 FLAGS: Final = tuple(spec for spec in SPECS if spec.is_flag)
 REPLACED: Final = {
@@ -322,6 +303,7 @@ REPLACED: Final = {
     "--marconi-alpha": "--marconi-eviction marconi:ALPHA",
     "--marconi-ttft-budget-ms": "--marconi-eviction tail:SECONDS",
     "--marconi-explain-text": "--marconi-explain text",
+    "--marconi-save-dir": "--enable-hierarchical-cache --hicache-storage-backend file --file-storage-path FOLDER",
     **{spec.option: f"the environment variable {spec.env}" for spec in SPECS if not spec.is_flag},
 }
 """Flags of earlier versions, and their successors."""

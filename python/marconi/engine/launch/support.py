@@ -306,10 +306,6 @@ REFUSED_WITHOUT_CACHE: Final = (
         lambda launch: launch.given.record is not None and not launch.facts.has_own_cache,
         "--marconi-record: the cache is SGLang's own here, whose requests are not recorded: leave it out",
     ),
-    Refused(
-        lambda launch: launch.given.save_dir is not None and not launch.facts.has_own_cache,
-        "--marconi-save-dir: there are no states to save: leave it out",
-    ),
 )
 REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
     Refused(
@@ -388,31 +384,6 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
     ),
 )
 """On a hybrid model whose cache is this project's."""
-REFUSED_SAVING: Final = (
-    Refused(
-        lambda launch: launch.facts.num_ranks > 1 or launch.num_caches > 1,
-        "--marconi-save-dir: there must be 1 rank and 1 cache, got {0.facts.num_ranks} and {0.num_caches}",
-    ),
-    Refused(
-        lambda launch: launch.server_args.disaggregation_mode != "null",
-        "--marconi-save-dir: --disaggregation-mode must be null, got {0.server_args.disaggregation_mode}",
-    ),
-    *(
-        Refused(
-            _asks_for(field),
-            f"--marconi-save-dir: --{field.replace('_', '-')} must be left out, got {{0.server_args.{field}}}",
-        )
-        for field in (
-            *("speculative_algorithm", "enable_lora", "lora_paths", "enable_memory_saver"),
-            *("kv_events_config", "enable_int8_mamba_checkpoint", "hicache_storage_backend"),
-        )
-    ),
-    Refused(
-        lambda launch: launch.given.events is not None,
-        "--marconi-save-dir: --marconi-events must be left out, got {0.given.events}",
-    ),
-)
-"""Under `--marconi-save-dir` (`persistence/`)."""
 
 
 def notes(server_args: Any) -> Iterator[str]:
@@ -437,8 +408,6 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     launch = Launch(server_args, given, facts)
     yield from _lines(REFUSED_WITHOUT_CACHE, launch)
     if facts.has_own_cache:
-        if given.save_dir is not None:
-            yield from _lines(REFUSED_SAVING, launch)
         yield from _lines(REFUSED_CACHES, launch)
 
 

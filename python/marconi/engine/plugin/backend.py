@@ -9,8 +9,6 @@ import os
 import platform
 import time
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sglang.version
@@ -38,9 +36,6 @@ from marconi.engine.launch.agreement import digest_of_logarithms, require_alike
 from marconi.engine.launch.flags import BACKEND
 from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS, costs_of
 from marconi.engine.launch.support import Facts, notes
-from marconi.engine.persistence.lock import FolderLock
-from marconi.engine.persistence.saver import Saver, identity_of
-from marconi.engine.persistence.weights import ModelWeights
 from marconi.engine.plugin import upstream
 from marconi.engine.plugin.touch import hook_into, require_hooked
 from marconi.engine.prefill.hooks import why_not
@@ -152,21 +147,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
 
     cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)
     if isinstance(cache, StoredRadixCache):
-        cache.identify(str(sorted(identity_of(ctx).items())), partial(ModelWeights, ctx.tp_worker.model_runner.model))
-    if given.save_dir is not None:
-        load_saved(cache, ctx, given.save_dir)
+        cache.identify(ctx)
     return cache
-
-
-def load_saved(cache: MarconiRadixCache, ctx: "TreeCacheBuildContext", folder: Path) -> None:
-    """Load what the last server saved in `folder`, before the first request; what is held at the end is saved there."""
-    assert cache.first_rank is not None, "a cache of one rank"
-    lock = FolderLock(folder)
-    weights = ModelWeights(ctx.tp_worker.model_runner.model)
-    cache.saver = Saver(cache, folder / f"rank-{dp_rank()}", identity_of(ctx), weights, lock)
-    # The age of a loaded state counts from now.
-    cache.adopt(cache.first_rank.tick(cache.first_rank.clock()))
-    cache.saver.load()
 
 
 def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
