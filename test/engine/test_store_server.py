@@ -204,4 +204,10 @@ def test_a_store_that_fails_and_stalls_loses_nothing(
         assert rank["host"]["kv_tokens"]["free"] == rank["host"]["kv_tokens"]["size"]
         assert rank["host"]["state_slots"]["free"] == rank["host"]["state_slots"]["size"]
         servers.turn(server.url, every[:2])
+        update = {"model_path": str(models["gdn"]), "flush_cache": False}
+        HTTP.post(f"{server.url}/update_weights_from_disk", json=update, timeout=60.0).raise_for_status()
+        assert not settled(server)["is_ready"], "states of two sets of weights"
+        HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+        servers.turn(server.url, every[2:4])
+        assert settled(server)["is_ready"]
     assert references("gdn").divergences(servers.exchanges) == []
