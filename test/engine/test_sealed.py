@@ -61,6 +61,12 @@ class Server:
         pools: Any = SimpleNamespace(get_pool=lambda _name: self.pool)
         self.store = SealedStore(HiCacheFile(config, str(folder)), pools)
         self.store.identify(facts, lambda: self.weights)
+        self.use()
+
+    def use(self) -> None:
+        """Use the store if the weights are known."""
+        if (own := self.store.own_identity) is not None:
+            self.store.use(f"{own:016x}")
 
     def write(self) -> bool:
         """Three pages of KV, 0, 1 and 2, and the state behind them, 9."""
@@ -121,14 +127,19 @@ def test_a_server_of_other_weights_or_facts_finds_nothing_and_replaces_nothing(
 def test_nothing_is_found_until_the_weights_are_digested_and_again_after_a_flush(folder: Path) -> None:
     Server(folder).write()
     server = Server(folder)
+    server.store.renew()
     server.weights.digest = None
+    server.use()
     assert (server.store.is_ready, server.num_found(), server.write()) == (False, 0, False)
     assert server.read() == ([None] * 3, None)
     server.weights.digest = "first"
+    server.use()
     assert (server.num_found(), server.read()) == (3, WHOLE)
     server.weights = Weights("second")
     server.store.renew()
-    assert server.num_found() == 0
+    assert (server.store.is_ready, server.num_found()) == (False, 0)
+    server.use()
+    assert (server.store.is_ready, server.num_found()) == (True, 0)
 
 
 def flipped(data: bytes) -> bytes:

@@ -45,7 +45,7 @@ class SealedStore:
     """SGLang's store of files, with names of one model and sealed objects; stands in its place."""
 
     def __init__(self, backend: Any, pools: Any) -> None:
-        """`pools` is SGLang's `HostPoolGroup`. Nothing is found before `identify`."""
+        """`pools` is SGLang's `HostPoolGroup`. Nothing is found before `use`."""
         self._pools = pools
         self._facts = ""
         self._weigh: Callable[[], Weights] | None = None
@@ -84,19 +84,27 @@ class SealedStore:
             self._weights = None
 
     @property
+    def own_identity(self) -> int | None:
+        """64 bits of a digest of what the server is; None until its weights are digested, or if they cannot be."""
+        if self._weights is None:
+            return None
+        try:
+            digest = self._weights.digest
+        except Unusable as error:
+            self._weights = None
+            logger.warning("marconi: %s; the store behind the host is not used", error)
+            return None
+        if digest is None:
+            return None
+        return int.from_bytes(blake2b(f"{self._facts}\n{digest}".encode(), digest_size=8).digest())
+
+    def use(self, identity: str) -> None:
+        """Read and write from now on, by names with `identity`, that of all ranks: some objects are for all of them."""
+        self._identity = identity
+
+    @property
     def is_ready(self) -> bool:
-        """Whether the weights are known."""
-        weights = self._weights
-        if self._identity is None and weights is not None:
-            try:
-                digest = weights.digest
-            except Unusable as error:
-                self._weights = None
-                logger.warning("marconi: %s; the store behind the host is not used", error)
-                return False
-            if digest is None:
-                return False
-            self._identity = blake2b(f"{self._facts}\n{digest}".encode(), digest_size=8).hexdigest()
+        """Whether it may be read and written."""
         return self._identity is not None
 
     @property

@@ -193,19 +193,31 @@ class StoredRadixCache(TieredRadixCache):
         super().check_hicache_events()
         if not self.enable_storage:
             return
-        ended = self._ended_writes()
-        if ended or not self._is_ready:
-            store = self.store
-            said = [store.is_ready, store.bytes_per_s or self.behind.bytes_per_s]
-            agreed = torch.tensor([*said, *(_is_whole(each) for _, each in ended)], dtype=torch.float64)
-            self._all_reduce(agreed, torch.distributed.ReduceOp.MIN)
-            is_ready, self.behind.bytes_per_s, *are_whole = agreed.tolist()
-            self._is_ready = bool(is_ready)
+        if not self._is_ready:
+            self._name_store()
+        if ended := self._ended_writes():
+            said = [self.store.bytes_per_s or self.behind.bytes_per_s, *(_is_whole(each) for _, each in ended)]
+            self.behind.bytes_per_s, *are_whole = self._agreed(said, torch.float64, torch.distributed.ReduceOp.MIN)
             for (copy, operation), is_whole in zip(ended, are_whole, strict=True):
                 self._put(copy, operation, is_whole=bool(is_whole))
         if self._is_ready:
             for copy in self.behind.choose(self.clock()):
                 self._write(copy)
+
+    def _name_store(self) -> None:
+        """Use the store once every rank knows its weights, by names that tell those of all."""
+        own = self.store.own_identity
+        (is_known,) = self._agreed([own is not None], torch.int64, torch.distributed.ReduceOp.MIN)
+        if is_known and own is not None:
+            parts = self._agreed([own >> 32, own & 0xFFFFFFFF], torch.int64, torch.distributed.ReduceOp.SUM)
+            self.store.use("".join(f"{part:010x}" for part in parts))
+            self._is_ready = True
+
+    def _agreed(self, numbers: list[Any], dtype: torch.dtype, by: Any) -> list[Any]:
+        """`numbers` of all ranks, reduced."""
+        tensor = torch.tensor(numbers, dtype=dtype)
+        self._all_reduce(tensor, by)
+        return list(tensor.tolist())
 
     # Writing
 
@@ -385,7 +397,7 @@ class StoredRadixCache(TieredRadixCache):
             self.prefetch_loaded_storage_start_by_reqid[handle] = read.start
 
     def _adopt(self, read: _Read, kv: torch.Tensor, slot: torch.Tensor) -> int:
-        """Hold what was read as a copy, unless the host has it by now; returns its tokens."""
+        """Hold what was read as a copy, unless the host has it by now or had no room for all; returns its tokens."""
         core, pools = self.tree_core, self.host_pool_group
         tier, rows = core.tier, core.rows
         assert tier is not None
@@ -393,7 +405,8 @@ class StoredRadixCache(TieredRadixCache):
         start = tier.copies.num_hosted_tokens(read.path, read.depth, read.namespace)
         hosted = core.hybrid.tree.match(read.path, read.depth, read.namespace).hosted
         is_known = hosted is not None and hosted.depth == read.depth
-        if is_known or not tier.has_room(read.depth - start):
+        is_cut = len(kv) != read.depth - read.start
+        if is_known or is_cut or not tier.has_room(read.depth - start):
             pools.free(kv)
             pools.free(slot, pool=PoolName.MAMBA)
             return 0
