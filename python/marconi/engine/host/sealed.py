@@ -118,10 +118,11 @@ class SealedStore:
         self, keys: list[str], pool_transfers: list[PoolTransfer], extra_info: Any = None
     ) -> PoolTransferResult:
         """How many of the first pages there are, up to one with a state."""
-        if not self.is_ready:
+        identity = self._identity
+        if identity is None:
             return PoolTransferResult.empty()
         try:
-            named = [self._named(key) for key in keys]
+            named = [f"{key}-{identity}" for key in keys]
             found: PoolTransferResult = self._backend.batch_exists_v2(named, pool_transfers, extra_info)
             return found
         except Exception:
@@ -169,9 +170,12 @@ class SealedStore:
 
     # Objects
 
-    def _named(self, key: str, pool: str = PoolName.KV) -> str:
-        named = f"{key}-{self._identity}"
-        return named if pool == PoolName.KV else f"{named}.{pool}"
+    def _named(self, key: str, pool: str) -> str | None:
+        """The name of an object; None while nothing is read or written, which the scheduler decides at any time."""
+        identity = self._identity
+        if identity is None:
+            return None
+        return f"{key}-{identity}" if pool == PoolName.KV else f"{key}-{identity}.{pool}"
 
     def _places(self, transfer: PoolTransfer) -> Sequence[tuple[str, PoolName, Any, int]]:
         """Key, pool and first row on the host of every object."""
@@ -189,9 +193,9 @@ class SealedStore:
 
     def _get(self, key: str, pool: PoolName, target: torch.Tensor) -> bool:
         """Read an object, if it is whole."""
-        if not self.is_ready:
-            return False
         named, body = self._named(key, pool), target.view(torch.uint8).view(-1)
+        if named is None:
+            return False
         sealed, start_s = torch.empty(len(body) + SEAL_BYTES, dtype=torch.uint8), time.perf_counter()
         try:
             if self._backend.get(named, sealed) is None:
@@ -211,9 +215,9 @@ class SealedStore:
 
     def _set(self, key: str, pool: PoolName, page: torch.Tensor) -> bool:
         """Write an object, unless it is there."""
-        if not self.is_ready:
-            return False
         named, body = self._named(key, pool), page.contiguous().view(torch.uint8).view(-1)
+        if named is None:
+            return False
         try:
             if self._backend.exists(named):
                 return True
