@@ -162,7 +162,7 @@ class TieredRadixCache(MarconiRadixCache):
         """Refuse a store behind the host (`PUT /hicache/storage-backend`) that was not given at the start."""
         return (
             False,
-            f"a store must be given at the start, by --hicache-storage-backend file, got {storage_backend} now",
+            f"a store must be given at the start, as --hicache-storage-backend file, got {storage_backend}",
         )
 
     def settle(self) -> None:
