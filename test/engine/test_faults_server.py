@@ -232,6 +232,13 @@ def chat(url: str) -> None:
         assert response.text.rstrip().endswith("data: [DONE]" if is_streamed else "}")
 
 
+def update_weights(url: str) -> None:
+    """The weights that are served, once more."""
+    model = HTTP.get(f"{url}/model_info", timeout=60.0).raise_for_status().json()["model_path"]
+    body = {"model_path": model}
+    HTTP.post(f"{url}/update_weights_from_disk", json=body, timeout=60.0).raise_for_status()
+
+
 CALLS: dict[str, Callable[[str], object]] = {
     "guards.session.around_create_req": takes_turn,
     "guards.memory.around_release": release_and_resume,
@@ -239,6 +246,7 @@ CALLS: dict[str, Callable[[str], object]] = {
     "guards.memory.before_flush_cache": lambda url: HTTP.post(
         f"{url}/flush_cache?timeout=30", timeout=60.0
     ).raise_for_status(),
+    "guards.memory.before_weights_count": update_weights,
     "http.endpoint.on_get_internal_state": lambda url: HTTP.get(f"{url}/server_info", timeout=60.0).raise_for_status(),
     "reports.idle.after_idle_metrics": ask,
     "events.load.before_run_batch": ask,

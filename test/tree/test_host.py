@@ -191,7 +191,7 @@ def test_the_host_holds_what_was_copied_whatever_the_device_does(max_ghosts: int
 def keep_dead_kv(host: HostCopies, copy: HostCopy) -> Freed:
     copy.is_held = False
     host.num_states -= 1
-    host.note(copy)
+    host.use(copy)
     return Freed(0, 1)
 
 
