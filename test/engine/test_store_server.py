@@ -39,6 +39,7 @@ ARGS = (
 NUM_TOKENS = 500
 NUM_CONVERSATIONS = 8
 """Of `NUM_TOKENS` each, more than device and host hold together."""
+OPERATOR = {"Authorization": "Bearer operator"}
 SETTLES_WITHIN_S = STOPS_WITHIN_S = 60.0
 
 
@@ -187,7 +188,10 @@ def test_a_store_that_fails_and_stalls_loses_nothing(
     models: dict[str, Path], preload: EntryPoint, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     """By SGLang's own injector: a third of all calls fail, and each waits."""
-    servers, every = Servers("gdn", ("--page-size", "64"), (), tmp_path), range(NUM_CONVERSATIONS)
+    servers, every = (
+        Servers("gdn", ("--page-size", "64", "--admin-api-key", "operator"), (), tmp_path),
+        range(NUM_CONVERSATIONS),
+    )
     faults = (
         ("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "0.3"),
         ("SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY", "0.02"),
@@ -198,15 +202,25 @@ def test_a_store_that_fails_and_stalls_loses_nothing(
         used = settled(server)
         assert used["num_failed"] + used["num_lost"] > 0
         assert used["num_written"] > 0
-        HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+        HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0, headers=OPERATOR).raise_for_status()
         (rank,) = HTTP.get(f"{server.url}/marconi").json()["ranks"]
         assert rank["host"]["kv_tokens"]["free"] == rank["host"]["kv_tokens"]["size"]
         assert rank["host"]["state_slots"]["free"] == rank["host"]["state_slots"]["size"]
         servers.turn(server.url, every[:2])
         update = {"model_path": str(models["gdn"]), "flush_cache": False}
-        HTTP.post(f"{server.url}/update_weights_from_disk", json=update, timeout=60.0).raise_for_status()
+        HTTP.post(
+            f"{server.url}/update_weights_from_disk", json=update, timeout=60.0, headers=OPERATOR
+        ).raise_for_status()
         assert not settled(server)["is_ready"], "states of two sets of weights"
-        HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
+        HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0, headers=OPERATOR).raise_for_status()
         servers.turn(server.url, every[2:4])
         assert settled(server)["is_ready"]
+        route = f"{server.url}/hicache/storage-backend"
+        HTTP.delete(route, timeout=60.0, headers=OPERATOR).raise_for_status()
+        assert not settled(server)["is_ready"]
+        HTTP.put(route, json={"hicache_storage_backend": "file"}, timeout=60.0, headers=OPERATOR).raise_for_status()
+        servers.turn(server.url, every[4:6])
+        assert settled(server)["is_ready"]
+        HTTP.post(f"{route}/clear", timeout=60.0, headers=OPERATOR).raise_for_status()
+        assert not list(servers.store.iterdir())
     assert references("gdn").divergences(servers.exchanges) == []

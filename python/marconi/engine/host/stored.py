@@ -34,7 +34,6 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
 from sglang.srt.mem_cache.utils import get_storage_hash_str
-from sglang.srt.runtime_context import get_memory
 
 from marconi.engine.cache.tree_core import ROOT, namespace_of, path_of
 from marconi.engine.host.cache import TieredRadixCache
@@ -90,6 +89,7 @@ class StoredRadixCache(TieredRadixCache):
         """Make SGLang's host pools and its store, and seal what is written there."""
         super().init_hicache(server_args, params)
         controller = self.cache_controller
+        self._kind = controller.storage_backend_type
         controller.storage_backend = self.store = SealedStore(controller.storage_backend, self.host_pool_group)
         self._hold_nothing()
 
@@ -138,7 +138,7 @@ class StoredRadixCache(TieredRadixCache):
 
     def attach_storage_backend(self, storage_backend: str, *given: Any, **named: Any) -> tuple[bool, str]:
         """Attach the store of the start again, or change how long requests wait for it."""
-        if storage_backend != get_memory().hicache_storage_backend:
+        if storage_backend != self._kind:
             return super().attach_storage_backend(storage_backend)
         attached: tuple[bool, str] = super(TieredRadixCache, self).attach_storage_backend(
             storage_backend, *given, **named
