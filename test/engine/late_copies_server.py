@@ -14,6 +14,7 @@ Started in place of `-m sglang.launch_server`; the spawned scheduler imports thi
 
 import os
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
 from marconi.engine.cache.pools import DevicePools
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.host.core import TieredTreeCore
-from marconi.engine.host.sealed import SealedStore
+from marconi.engine.store.sealed import SealedStore
 
 NUM_ASKED = 3
 GARBAGE = 9.0
@@ -181,6 +182,9 @@ TieredTreeCore.finish_write_through = finish_and_reuse
 TieredRadixCache._track_write_through_node = track_unlocked
 # Files of a few kB are read slower than these models compute, so that nothing would be read.
 SealedStore.bytes_per_s = property(lambda _store: 1e12)
+
+if "MARCONI_TEST_MOONCAKE" in os.environ:
+    sys.path.insert(0, str(Path(__file__).with_name("loopback_mooncake")))
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

@@ -6,8 +6,8 @@ from threading import Event
 import pytest
 import torch
 
-from marconi.engine.host import identity as module
-from marconi.engine.host.identity import ModelWeights, Unusable, digest_of_weights
+from marconi.engine.store import identity as module
+from marconi.engine.store.identity import ModelWeights, Unusable, digest_of_weights
 
 Change = Callable[[dict[str, torch.Tensor]], object]
 EMBEDDING, HEAD = "embedding.weight", "head.weight"

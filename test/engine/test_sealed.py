@@ -1,8 +1,10 @@
 """A store of SGLang's whose objects are sealed: what is damaged or of another model is a miss, never another's.
 
-On SGLang's own store of files, with pools of one tensor in place of those of a host tier.
+On SGLang's own store of files, and on a stand-in for Mooncake's client, with pools of one tensor in place of those of a
+host tier.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,11 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
 )
 
-from marconi.engine.host.sealed import SEAL_BYTES, SealedStore
+from marconi.engine.store import mooncake, sealed
+from marconi.engine.store.sealed import SEAL_BYTES, SealedStore
+from marconi.engine.version import Refusal
+
+from .loopback_mooncake.mooncake.store import DOWN, FOLDER, MooncakeDistributedStore
 
 KEYS = ["a" * 64, "b" * 64, "c" * 64]
 PAGE = 48
@@ -52,14 +58,24 @@ class Weights:
         pass
 
 
+def backend_of(folder: Path) -> Any:
+    """SGLang's store in a folder."""
+    config = HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "model")
+    if FOLDER not in os.environ:
+        return HiCacheFile(config, str(folder))
+    client = MooncakeDistributedStore()
+    client.setup()
+    settings = SimpleNamespace(standalone_storage=False)
+    return SimpleNamespace(store=client, config=settings, storage_config=config, config_prefix="model")
+
+
 class Server:
     """A server's store in a folder."""
 
     def __init__(self, folder: Path, weights: str = "first", facts: str = "facts") -> None:
-        config = HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "model")
         self.pool, self.weights = Pool(), Weights(weights)
         pools: Any = SimpleNamespace(get_pool=lambda _name: self.pool)
-        self.store = SealedStore(HiCacheFile(config, str(folder)), pools)
+        self.store = SealedStore(backend_of(folder), pools)
         self.store.identify(facts, lambda: self.weights)
         self.use()
 
@@ -99,14 +115,25 @@ class Server:
 WHOLE = ([0.0, 1.0, 2.0], 9.0)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(params=["file", "mooncake", "mooncake-an-object-a-call"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the objects of a store are files."""
+    if request.param != "file":
+        monkeypatch.setenv(FOLDER, str(tmp_path / "store"))
+    if request.param == "mooncake-an-object-a-call":
+        monkeypatch.setattr(sealed, "_BYTES_AT_ONCE", 1)
+        monkeypatch.setattr(mooncake, "_LEAST_MEMORY_BYTES", 1)
+        monkeypatch.setattr(mooncake, "_MAX_KEYS", 1)
     return tmp_path / "store"
+
+
+def test_an_empty_folder_becomes_the_users_own(tmp_path: Path) -> None:
+    Server(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_is_written_is_read_by_the_next_server_of_the_same_identity(folder: Path) -> None:
     assert Server(folder).write()
-    assert folder.stat().st_mode & 0o777 == 0o700
     server = Server(folder)
     assert (server.num_found(), server.read()) == (3, WHOLE)
     assert server.store.read.num_objects == 4
@@ -165,7 +192,8 @@ def test_a_damaged_object_is_removed_and_written_again(
     assert None in (*pages, state)
     assert all(page in (None, whole) for page, whole in zip((*pages, state), (*WHOLE[0], WHOLE[1]), strict=True))
     assert server.store.num_damaged == 1
-    assert f"marconi: {path} must be an object that a server wrote" in caplog.text
+    where = path.name if FOLDER in os.environ else path
+    assert f"marconi: {where} must be an object that a server wrote" in caplog.text
     assert sorted(folder.iterdir()) == [each for each in paths if each != path]
     assert server.write()
     assert server.read() == WHOLE
@@ -180,15 +208,46 @@ def test_an_object_in_the_place_of_another_is_damaged(folder: Path) -> None:
     assert server.store.num_damaged == 1
 
 
-def test_an_error_of_the_store_is_a_miss(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_store_is_a_miss_and_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     Server(folder).write()
     server = Server(folder)
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no route to the store")
 
-    for name in ("get", "set", "exists", "batch_exists_v2"):
-        setattr(server.store._backend, name, fail)
+    below = server.store._backend if FOLDER not in os.environ else server.store._backend.store
+    for name in ("get", "set", "exists", "batch_exists_v2", "batch_is_exist", "batch_get_into", "batch_put_from"):
+        setattr(below, name, fail)
     assert (server.num_found(), server.read(), server.write()) == (0, ([None] * 3, None), False)
     assert (server.store.read.num_failed, server.store.written.num_failed) == (3, 1)
-    assert "no route to the store" in caplog.text
+    assert caplog.text.count("no route to the store\n") == 2
+
+
+@pytest.mark.parametrize("folder", ["mooncake"], indirect=True)
+def test_a_mooncake_store_that_cannot_be_reached_is_a_miss_until_it_can(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(folder)
+    assert server.write()
+    (folder / DOWN).touch()
+    assert (server.num_found(), server.read(), server.write()) == (0, ([None] * 3, None), False)
+    assert "failed with code -900" in caplog.text
+    (folder / DOWN).unlink()
+    assert (server.num_found(), server.read(), server.write()) == (3, WHOLE, True)
+
+
+@pytest.mark.parametrize("folder", ["mooncake"], indirect=True)
+def test_a_mooncake_store_that_reaches_memory_of_its_own_alone_is_refused(folder: Path) -> None:
+    backend = backend_of(folder)
+    backend.config.standalone_storage = True
+    with pytest.raises(Refusal, match="standalone_storage must be false, got true"):
+        SealedStore(backend, None)
+
+
+@pytest.mark.parametrize("folder", ["mooncake"], indirect=True)
+def test_memory_that_is_not_registered_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the stand-in."""
+    server = Server(folder)
+    assert server.write()
+    monkeypatch.setattr(MooncakeDistributedStore, "register_buffer", lambda *_: 0)
+    assert Server(folder).read() == ([None] * 3, None)

@@ -1,29 +1,37 @@
-"""Servers with a store of files behind a host tier that holds less than the traffic: answers are those without a cache.
+"""Servers with a store behind a host tier that holds less than the traffic: answers are those without a cache.
 
 What a server wrote is read by itself, by the next one and by another, on one rank and on two, with drafts and without.
 Objects that are damaged, cut, in each other's places or of other weights are named and computed anew; the control
 seals wrong states as a server would, and turns answers wrong. Copies run late and what is freed on either tier is
 overwritten at once (`late_copies_server.py`).
+
+The stores are a folder; Mooncake's, by SGLang's code above a stand-in for its client; and the real one, over TCP on
+loopback, where the package is installed and loads.
 """
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from marconi.engine.host import sealed
+from marconi.engine.store import sealed
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import HTTP, random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
+from .loopback_mooncake.mooncake.store import FOLDER
 from .matrix import NEXTN, TIGHT_KV_TOKENS
-from .processes import is_gone
+from .processes import free_ports, is_gone
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, Exchange, one
 from .test_host_tier_server import LATE_COPIES
@@ -33,7 +41,7 @@ pytestmark = pytest.mark.slow
 ARGS = (
     *("--radix-cache-backend", "marconi", "--max-total-tokens", str(TIGHT_KV_TOKENS), "--max-mamba-cache-size", "32"),
     *("--max-running-requests", "6", "--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE)),
-    *("--enable-hierarchical-cache", "--hicache-ratio", "1.5", "--hicache-storage-backend", "file"),
+    *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
     *("--hicache-storage-prefetch-policy", "wait_complete", *STRATEGY_ARGS[EXTRA_BUFFER]),
 )
 NUM_TOKENS = 500
@@ -43,14 +51,89 @@ OPERATOR = {"Authorization": "Bearer operator"}
 SETTLES_WITHIN_S = STOPS_WITHIN_S = 60.0
 
 
-class Servers:
-    """Servers of one kind, one after another, and what they answered."""
+WITHOUT_RDMA = (("SGLANG_HICACHE_MOONCAKE_REUSE_TE", "0"),)
+"""SGLang starts Mooncake's transfers by RDMA for what else may need them."""
 
-    def __init__(self, family: str, more: Sequence[str], env: Sequence[tuple[str, str]], folder: Path) -> None:
-        self.store = folder / "store"
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store that is running, as a server is told of it."""
+
+    backend: str
+    extra_config: dict[str, object]
+    env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        extra = ("--hicache-storage-backend-extra-config", json.dumps(self.extra_config))
+        return ("--hicache-storage-backend", self.backend, *extra)
+
+
+@contextmanager
+def running_mooncake(folder: Path) -> Iterator[Store]:
+    """A master, and memory of a process of its own, so that objects outlive servers."""
+    import mooncake
+
+    programs, port = Path(mooncake.__path__[0]), free_ports(3)
+    address = f"127.0.0.1:{port}"
+    commands = (
+        (programs / "mooncake_master", f"--rpc_port={port}", f"--metrics_port={port + 1}"),
+        (
+            *(programs / "mooncake_client", f"--master_server_address={address}", "--metadata_server=P2PHANDSHAKE"),
+            *("--host=127.0.0.1", f"--port={port + 2}", "--global_segment_size=512MB"),
+        ),
+    )
+    with ExitStack() as running:
+        for command in commands:
+            log = running.enter_context((folder / command[0].name).open("wb"))
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            running.callback(process.wait)
+            running.callback(process.kill)
+            time.sleep(1.0)
+            assert process.poll() is None, (folder / command[0].name).read_text()
+        yield Store(
+            "mooncake",
+            {
+                "master_server_address": address,
+                "metadata_server": "P2PHANDSHAKE",
+                "local_hostname": "127.0.0.1",
+                "protocol": "tcp",
+                "global_segment_size": 0,
+            },
+            WITHOUT_RDMA,
+        )
+
+
+def why_no_mooncake() -> str | None:
+    """Why Mooncake's client cannot be used here."""
+    command = [sys.executable, "-c", "import mooncake.store"]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    return tried.stderr.strip().splitlines()[-1] if tried.returncode else None
+
+
+@contextmanager
+def running(kind: str, folder: Path) -> Iterator[Store]:
+    """The store of a kind, empty."""
+    if kind == "file":
+        yield Store("file", {}, (("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(folder / "store")),))
+    elif kind == "stand-in":
+        yield Store("mooncake", {"master_server_address": "none"}, ((FOLDER, str(folder / "store")), *WITHOUT_RDMA))
+    else:
+        if (why := why_no_mooncake()) is not None:
+            pytest.skip(f"Mooncake's client cannot be used: {why}")
+        with running_mooncake(folder) as store:
+            yield store
+
+
+class Servers:
+    """Servers of one kind, and what they answered."""
+
+    def __init__(
+        self, family: str, more: Sequence[str], env: Sequence[tuple[str, str]], store: Store, folder: Path
+    ) -> None:
         self._folder = folder
-        self._env = (("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(self.store)), *env)
-        self._family, self._args = family, (*ARGS, *more)
+        self._env = (*store.env, *env)
+        self._family, self._args = family, (*ARGS, *store.args, *more)
         self.exchanges: list[Exchange] = []
         self._told = [random_tokens(1_000 + number, NUM_TOKENS) for number in range(NUM_CONVERSATIONS)]
         self._num_started = 0
@@ -96,25 +179,45 @@ def num_resumed(exchanges: Sequence[Exchange]) -> int:
     return sum(each.completion.num_cached_tokens >= NUM_TOKENS - 64 for each in exchanges)
 
 
+TWO_POOLS = ("--mamba-full-memory-ratio", "0.9")
+SHAPES = {
+    "gdn-one-pool-page-16": ("gdn", ("--page-size", "16"), ()),
+    "mamba2-two-ranks": ("mamba2", (*TWO_RANKS, *TWO_POOLS), CONSENSUS),
+    "gdn-drafts-page-64": ("gdn" + MTP, ("--page-size", "64", *NEXTN), ()),
+    "gdn-two-ranks-drafts": ("gdn" + MTP, (*TWO_RANKS, *NEXTN), CONSENSUS),
+    "mamba2-page-16": ("mamba2", ("--page-size", "16", *TWO_POOLS), ()),
+}
+
+
 @pytest.mark.parametrize(
-    ("family", "more", "env"),
+    ("shape", "kind"),
     [
-        pytest.param("gdn", ("--page-size", "16"), (), id="gdn-one-pool-page-16"),
-        pytest.param("mamba2", (*TWO_RANKS, "--mamba-full-memory-ratio", "0.9"), CONSENSUS, id="mamba2-two-ranks"),
-        pytest.param("gdn" + MTP, ("--page-size", "64", *NEXTN), (), id="gdn-drafts-page-64"),
+        ("gdn-one-pool-page-16", "file"),
+        ("mamba2-two-ranks", "file"),
+        ("gdn-drafts-page-64", "file"),
+        ("gdn-two-ranks-drafts", "stand-in"),
+        ("mamba2-page-16", "stand-in"),
+        ("gdn-two-ranks-drafts", "mooncake"),
+        ("mamba2-page-16", "mooncake"),
     ],
 )
-def test_what_a_server_wrote_is_read_by_itself_and_by_the_next(
-    family: str,
-    more: tuple[str, ...],
-    env: tuple[tuple[str, str], ...],
+def test_what_a_server_wrote_is_read_by_itself_by_another_and_by_the_next(
+    shape: str,
+    kind: str,
     models: dict[str, Path],
     preload: EntryPoint,
     references: Callable[[str], Reference],
     tmp_path: Path,
 ) -> None:
-    servers = Servers(family, more, env, tmp_path)
+    family, more, env = SHAPES[shape]
     every = range(NUM_CONVERSATIONS)
+    with running(kind, tmp_path) as store:
+        servers = Servers(family, more, env, store, tmp_path)
+        _wrote_is_read(servers, every, models, preload)
+    assert references(family).divergences(servers.exchanges) == []
+
+
+def _wrote_is_read(servers: Servers, every: Sequence[int], models: dict[str, Path], preload: EntryPoint) -> None:
     with servers.start(models, preload) as (server, _):
         servers.turn(server.url, every)
         assert settled(server)["num_written"] >= NUM_CONVERSATIONS // 3
@@ -123,12 +226,13 @@ def test_what_a_server_wrote_is_read_by_itself_and_by_the_next(
         assert num_resumed(first) >= 2
         for rank in HTTP.post(f"{server.url}/marconi/save", timeout=60.0).json()["ranks"]:
             assert rank["saved"]["num_states"] >= 0.8 * rank["saved"]["num_held"] > 0, rank
+        with servers.start(models, preload) as (other, _):
+            assert num_resumed(servers.turn(other.url, every[:4])) == 4
 
     with servers.start(models, preload) as (server, _):
         again = servers.turn(server.url, every)
         assert settled(server)["num_lost"] == 0
         assert num_resumed(again) >= NUM_CONVERSATIONS - 1
-    assert references(family).divergences(servers.exchanges) == []
 
 
 def test_damaged_objects_are_named_and_computed_anew(
@@ -138,10 +242,12 @@ def test_damaged_objects_are_named_and_computed_anew(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    servers, every = Servers("gdn", ("--page-size", "16"), (), tmp_path), range(NUM_CONVERSATIONS)
+    with running("file", tmp_path) as store:
+        servers, every = Servers("gdn", ("--page-size", "16"), (), store, tmp_path), range(NUM_CONVERSATIONS)
+    folder = tmp_path / "store"
     with servers.start(models, preload) as (server, _):
         servers.turn(server.url, every)
-    states, (page, *_) = sorted(servers.store.glob("*.mamba_*.bin")), servers.store.glob("*-????????????????????_*.bin")
+    states, (page, *_) = sorted(folder.glob("*.mamba_*.bin")), folder.glob("*-????????????????????_*.bin")
     flipped, cut, swapped = states[0::4], states[1::4], states[2::4]
     for state in (page, *flipped):
         flip(state)
@@ -159,7 +265,7 @@ def test_damaged_objects_are_named_and_computed_anew(
         assert 0 < num_resumed(again) < NUM_CONVERSATIONS
     assert references("gdn").divergences(servers.exchanges) == []
 
-    for path in servers.store.glob("*.mamba_*.bin"):
+    for path in folder.glob("*.mamba_*.bin"):
         seal_zeros(path)
     servers.exchanges.clear()
     with servers.start(models, preload) as (server, _):
@@ -181,17 +287,16 @@ def seal_zeros(path: Path) -> None:
     """Put zeros in the place of a state, with the seal that a server would give them."""
     body = torch.zeros(path.stat().st_size - sealed.SEAL_BYTES, dtype=torch.uint8)
     name = path.name[: path.name.index(".mamba") + len(".mamba")]
-    path.write_bytes(torch.cat([body, sealed.seal(name, body)]).numpy().tobytes())
+    path.write_bytes(body.numpy().tobytes() + sealed.seal(name, body))
 
 
 def test_a_store_that_fails_and_stalls_loses_nothing(
     models: dict[str, Path], preload: EntryPoint, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     """By SGLang's own injector: a third of all calls fail, and each waits."""
-    servers, every = (
-        Servers("gdn", ("--page-size", "64", "--admin-api-key", "operator"), (), tmp_path),
-        range(NUM_CONVERSATIONS),
-    )
+    every, folder = range(NUM_CONVERSATIONS), tmp_path / "store"
+    with running("file", tmp_path) as store:
+        servers = Servers("gdn", ("--page-size", "64", "--admin-api-key", "operator"), (), store, tmp_path)
     faults = (
         ("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "0.3"),
         ("SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY", "0.02"),
@@ -222,5 +327,5 @@ def test_a_store_that_fails_and_stalls_loses_nothing(
         servers.turn(server.url, every[4:6])
         assert settled(server)["is_ready"]
         HTTP.post(f"{route}/clear", timeout=60.0, headers=OPERATOR).raise_for_status()
-        assert not list(servers.store.iterdir())
+        assert not list(folder.iterdir())
     assert references("gdn").divergences(servers.exchanges) == []

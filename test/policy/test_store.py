@@ -7,7 +7,7 @@ import pytest
 from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
-from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes, NothingToDrop
+from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes
 from marconi.policy.request import pack
 from marconi.policy.store import StoreBehind, stored_above
 from marconi.policy.write_behind import MARGIN
@@ -176,9 +176,17 @@ def test_nothing_is_expected_where_all_is_locked() -> None:
         host.tier.lock(host.come(index, 5, 5, 5))
     assert host.tier.expect(1, host.now_s) is False
     assert (host.tier.room, host.tier.num_dropped) == ((2, 0), 0)
-    host.tier.memory = HostMemory(10, 1)
-    with pytest.raises(NothingToDrop):
-        host.come(9)
+
+
+@pytest.mark.parametrize(("num_tokens", "has_room"), [(4, True), (5, False)])
+def test_nothing_is_dropped_for_a_state_that_does_not_fit_beside_what_is_locked(
+    num_tokens: int, has_room: bool
+) -> None:
+    host = Host(HostMemory(10, 4))
+    host.tier.lock(host.come(1, 1, 1, 1, 1, 1))
+    other = host.come(2, 2, 2)
+    assert host.tier.expect(num_tokens, host.now_s) is has_room
+    assert other.is_held is not has_room
 
 
 @pytest.mark.parametrize(("bytes_per_s", "pays"), [(FAST, True), (SLOW, False)])

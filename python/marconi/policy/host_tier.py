@@ -39,11 +39,6 @@ from marconi.tree import Absence, HostCopy, Match, Node, RadixTree
 from marconi.tree.host import HostCopies
 from marconi.tree.memory import Memory
 
-
-class NothingToDrop(AssertionError):
-    """Copies must give way, and each of them is being read."""
-
-
 NEEDS: Final = frozenset({Need.KV, Need.STATE})
 """SGLang keeps KV and states on the host in a pool each."""
 
@@ -219,16 +214,16 @@ class HostTier:
     def expect(self, num_tokens: int, now_s: float) -> bool:
         """Keep room for one more state, with the KV of so many more tokens, in at most half the memory.
 
-        False if there is none. `unexpect` ends it, before the state is adopted or where it does not come.
+        False, and nothing is dropped, if too much is locked. `unexpect` ends it, before the state is adopted or where
+        it does not come.
         """
-        if 2 * (num_tokens + sum(self._expected)) > self.memory.num_tokens:
+        num_expected, locked = num_tokens + sum(self._expected), self.copies.locked
+        if num_expected > min(self.memory.num_tokens / 2, self.memory.num_tokens - locked.num_tokens):
+            return False
+        if len(self._expected) >= self.memory.num_slots - locked.num_states:
             return False
         self._expected.append(num_tokens)
-        try:
-            self._make_fit(now_s)
-        except NothingToDrop:
-            self.unexpect(num_tokens)
-            return False
+        self._make_fit(now_s)
         return True
 
     def unexpect(self, num_tokens: int) -> None:
@@ -302,7 +297,7 @@ class HostTier:
         while (need := self._shortage()) is not None:
             copy = self.eviction.victim(need, now_s)
             if copy is None:
-                raise NothingToDrop("everything on the host is being loaded")
+                raise AssertionError("everything on the host is being loaded")
             assert isinstance(copy, HostCopy)
             kept = kept_instead(self.eviction, copy, need) if self.explains else None
             self.eviction.evicting(copy, now_s)

@@ -30,6 +30,7 @@ class HostCopies:
         """Tokens whose KV is held."""
         self.num_states = 0
         self._changed: list[HostCopy] = []
+        self._locked: dict[HostCopy, None] = {}
         self._tree = tree
         self._memory = memory
 
@@ -86,13 +87,27 @@ class HostCopies:
     def lock(self, copy: HostCopy) -> None:
         """Keep `copy` while it is loaded."""
         copy.num_locks += 1
+        self._locked[copy] = None
         self._changed.append(copy)
 
     def unlock(self, copy: HostCopy) -> None:
         """Give back one lock."""
         assert copy.num_locks > 0, f"{copy} is not locked"
         copy.num_locks -= 1
+        if not copy.num_locks:
+            del self._locked[copy]
         self._changed.append(copy)
+
+    @property
+    def locked(self) -> Freed:
+        """The tokens and states that no drop can free at the moment."""
+        seen: set[Node] = set()
+        for copy in self._locked:
+            node = copy.node
+            while node.parent is not None and node not in seen:
+                seen.add(node)
+                node = node.parent
+        return Freed(sum(node.depth - node.parent.depth for node in seen if node.parent is not None), len(self._locked))
 
     def drop(self, copy: HostCopy) -> Freed:
         """Free a copy and the KV that no other needs."""

@@ -14,6 +14,7 @@ docs/status.md lists the same settings (`test/engine/test_support.py` compares t
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sglang.srt.arg_groups.overrides import resolved_view
@@ -152,7 +153,8 @@ def _tracked_drafts(algorithm: str | None) -> bool:
     return algorithm is not None and algorithm.upper() in TRACKING_ALGORITHMS
 
 
-_OTHER_STORE = "of SGLang's stores behind the host this cache reads and writes file alone"
+_STORES: Final = ("file", "mooncake")
+_OTHER_STORE = f"of SGLang's stores behind the host this cache reads and writes {' and '.join(_STORES)} alone"
 _STAGING = "the host then only stages copies for a store and keeps nothing"
 _HISPARSE = "it moves KV to the host by itself, but this cache evicts whole prefixes on the device"
 _STAGES = "a stage holds only the states of its own layers, and no tick reaches the next stage"
@@ -163,7 +165,7 @@ _DRAFTS = (
 )
 
 UNSUPPORTED: Final = (
-    Unsupported("hicache_storage_backend", lambda name: name not in (None, "file"), _OTHER_STORE),
+    Unsupported("hicache_storage_backend", lambda name: name not in (None, *_STORES), _OTHER_STORE),
     Unsupported("hicache_host_memory_mode", lambda mode: mode == "buffer_only", _STAGING),
     Unsupported("enable_hisparse", bool, _HISPARSE),
     Unsupported("speculative_algorithm", _other_drafts, _DRAFTS),
@@ -284,6 +286,10 @@ REFUSED_ARGUMENTS: Final = (
             bool(launch.server_args.hicache_storage_backend) and launch.server_args.disaggregation_mode != "null"
         ),
         "--hicache-storage-backend: --disaggregation-mode must be null, got {0.server_args.disaggregation_mode}",
+    ),
+    Refused(
+        lambda launch: launch.server_args.hicache_storage_backend == "mooncake" and find_spec("mooncake") is None,
+        "--hicache-storage-backend mooncake: its client must be installed: pip install mooncake-transfer-engine",
     ),
     Refused(
         lambda launch: launch.given.explain_text and launch.server_args.tokenizer_worker_num > 1,

@@ -29,7 +29,6 @@ from marconi.engine.events.publishing import CachePublisher, ServedModel, publis
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.host.cache import TieredRadixCache
-from marconi.engine.host.stored import StoredRadixCache
 from marconi.engine.joint.pools import JointMemory
 from marconi.engine.launch import flags, running, split, support
 from marconi.engine.launch.agreement import digest_of_logarithms, require_alike
@@ -42,6 +41,7 @@ from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 from marconi.engine.ranks import dp_rank, is_first_rank
+from marconi.engine.store.cache import StoredRadixCache
 from marconi.engine.version import Refusal, require_verified
 from marconi.events.tree_log import TreeLog
 from marconi.policy.base import Costs

@@ -1,7 +1,7 @@
 """The identity of what computes states: all that their bits depend on beside the tokens.
 
     facts      configuration, versions, device, kernels, ranks and page
-    weights    a digest of their bytes, taken while the server starts and serves: BLAKE2 over every parameter's name,
+    weights    a digest of their bytes, taken while the server starts and serves: XXH3 over every parameter's name,
                type, layout and bytes
 
 Parameters are shared among a few threads, which leave the interpreter to the scheduler while they copy and hash. From a
@@ -13,13 +13,13 @@ import json
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from hashlib import blake2b
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Final, Protocol
 
 import sglang.version
 import torch
 from sglang.srt.arg_groups.overrides import resolved_view
+from xxhash import xxh3_128
 
 from marconi import __version__
 
@@ -97,7 +97,7 @@ class ModelWeights:
 
 def digest_of_weights(model: torch.nn.Module, ended: Event | None = None) -> str:
     """Digest names, types, layouts and bytes of the parameters of `model`, on whichever device they are."""
-    digest, named = blake2b(digest_size=16), list(model.named_parameters())
+    digest, named = xxh3_128(), list(model.named_parameters())
     of_one = partial(_digest_of, ended or Event())
     num_threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2))
     with ThreadPoolExecutor(num_threads, "marconi-weights") as threads:
@@ -119,7 +119,7 @@ def _digest_of(ended: Event, parameter: torch.Tensor) -> bytes:
 
 def _bytes_of(data: torch.Tensor, ended: Event) -> bytes:
     """Digest the bytes of one parameter, a slice at a time."""
-    digest, flat = blake2b(digest_size=32), _flat(data).view(torch.uint8)
+    digest, flat = xxh3_128(), _flat(data).view(torch.uint8)
     staging = torch.empty(min(_SLICE_BYTES, len(flat)), dtype=torch.uint8, pin_memory=True) if flat.is_cuda else None
     for part in flat.split(_SLICE_BYTES):
         if ended.is_set():

@@ -1,4 +1,4 @@
-"""The cache of a hybrid model with a store behind its host tier (`--hicache-storage-backend file`).
+"""The cache of a hybrid model with a store behind its host tier (`--hicache-storage-backend`).
 
     written    between two steps the copies that the host drops next are chosen (`policy/store.py`) and written by
                SGLang's thread; they are locked meanwhile
@@ -37,9 +37,9 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from marconi.engine.cache.tree_core import ROOT, namespace_of, path_of
 from marconi.engine.host.cache import TieredRadixCache
-from marconi.engine.host.identity import ModelWeights, facts_of_states
-from marconi.engine.host.sealed import SealedStore
 from marconi.engine.reports.status import StoreUse
+from marconi.engine.store.identity import ModelWeights, facts_of_states
+from marconi.engine.store.sealed import SealedStore
 from marconi.events.tree_log import Tenant
 from marconi.policy.store import StoreBehind, most_valuable_first, stored_above
 from marconi.tree import HostCopy, Node
@@ -90,8 +90,15 @@ class StoredRadixCache(TieredRadixCache):
         super().init_hicache(server_args, params)
         controller = self.cache_controller
         self._kind = controller.storage_backend_type
-        controller.storage_backend = self.store = SealedStore(controller.storage_backend, self.host_pool_group)
+        self.store = SealedStore(controller.storage_backend, self.host_pool_group)
+        self._put_in_place()
         self._hold_nothing()
+
+    def _put_in_place(self) -> None:
+        """Let SGLang's threads move pages of KV by the sealed store, whichever interface its own one has."""
+        controller = self.cache_controller
+        controller.storage_backend = self.store
+        controller.page_get_func, controller.page_set_func = controller._generic_page_get, controller._generic_page_set
 
     def identify(self, ctx: "TreeCacheBuildContext") -> None:
         """Find what servers like this one have written."""
@@ -146,7 +153,7 @@ class StoredRadixCache(TieredRadixCache):
         controller = self.cache_controller
         if attached[0] and controller.storage_backend is not self.store:
             self.store.open(controller.storage_backend)
-            controller.storage_backend = self.store
+            self._put_in_place()
         return attached
 
     def detach_storage_backend(self) -> tuple[bool, str]:

@@ -1,0 +1,1 @@
+"""A store behind the host tier (`--hicache-storage-backend`)."""

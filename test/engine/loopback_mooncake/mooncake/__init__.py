@@ -1,0 +1,1 @@
+"""Mooncake's package, as far as SGLang's store imports it."""
