@@ -352,7 +352,7 @@ class StoredRadixCache(TieredRadixCache):
         tier, namespace = core.tier, namespace_of(key.extra_key, key.cache_salt)
         assert tier is not None
         path = path_of(key.token_ids, depth)
-        match = core.hybrid.tree.match(path, depth, namespace)
+        match = core.hybrid.tree.match(path_of(key.token_ids, len(key)), len(key), namespace)
         above = None if match.hosted is None else match.hosted.host_copy
         start = 0 if above is None else above.depth
         num_tokens = depth - start
@@ -448,29 +448,42 @@ class _Saving:
         for node in begun:
             self._write(node)
         while len(self._begun) < _NUM_AT_ONCE and self._left:
-            node = self._left.popleft()
+            node = self._left[0]
             if node.has_state and not node.has_copy:
                 # What gives way to it on the host is written before.
                 for copy in self._cache.behind.choose(self._cache.clock()):
                     self._cache._write(copy)
+                if self._cache.behind.being_written and not self._tier.has_room(_num_new_tokens(node)):
+                    break
                 if self._tier.take(node, self._cache.clock()):
                     self._cache._begin_copy(node)
+            self._left.popleft()
             self._write(node)
-        return bool(self._begun)
+        return bool(self._begun or self._left)
 
     def _write(self, node: Node) -> None:
-        """Write a copy once it is there."""
+        """Write a copy once it is there; the host may have dropped one that was written."""
         copy = node.host_copy
-        if copy is None or not copy.is_held:
+        if copy is None:
             return
         if copy.stored_as is not None:
             self.num_written += 1
+        elif not copy.is_held:
+            return
         elif copy in self._cache.behind.being_written or node in self._tier.being_copied:
             self._begun.append(node)
         elif node not in self._tried:
             self._tried.add(node)
             self._cache._write(copy)
             self._begun.append(node)
+
+
+def _num_new_tokens(node: Node) -> int:
+    """Tokens that the host has to take with a copy of `node`."""
+    above = node
+    while above.parent is not None and not above.is_hosted:
+        above = above.parent
+    return node.depth - above.depth
 
 
 def _is_whole(operation: StorageOperation) -> bool:
