@@ -26,6 +26,7 @@ from marconi.plan.verdict import Beside, Point, Verdict, halves
 from marconi.policy.catalog import PolicySpec
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Percentiles, PolicyResult
+from marconi.replay.store import Storage, Traffic
 from marconi.replay.task import ReplayInputs, Task
 from replay.worlds import conversations
 
@@ -282,6 +283,34 @@ def test_where_nothing_is_won_the_verdict_says_so() -> None:
     (line,) = verdict(point(6_000), has_states=False).lines
     assert line.startswith("Would it help? No: the model has no recurrent layers")
     assert verdict().lines == ("Would it help? No: in this memory nothing fits.",)
+
+
+def test_a_sixth_line_says_what_a_store_behind_the_host_would_win() -> None:
+    storage, traffic = Storage(2 * 10**12, 6e9), Traffic(num_written_bytes=10**9, num_read_bytes=2 * 10**9)
+    stored = replace(like("best", None, 8_000), host_bytes=4 * 10**9, prefill_s=0.5, storage=storage, traffic=traffic)
+    *_, disk, _, _ = verdict(point(6_000), stored=(stored,)).lines
+    assert disk == (
+        "Would a disk help? Yes, 2 TB of storage at 6 GB/s: 50.0 % fewer prompt tokens computed in 1 GB and 4 GB on "
+        "the host (80.0 % cached), 0.5 s of prefill, reading and loading in place of 1 s, 1 GB written and 2 GB read."
+    )
+    same = verdict(point(6_000), stored=(replace(stored, num_hit_tokens=6_000),)).lines
+    assert same[3].startswith("Would a disk help? No, 2 TB of storage at 6 GB/s: 0.0 % fewer")
+    assert len(same) == 6
+
+
+def test_a_plan_with_storage_replays_the_default_alone_with_it(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    argv = ["plan", "generate:agent-append", "--max-sessions", "6", "--block-tokens", "64", "--model", "nemotron-h-8b"]
+    argv += ["--memory", "2GB", "--host-memory", "2GB", "--json", str(out), "--jobs", "1"]
+    assert main(argv) == 0
+    without = json.loads(out.read_text())
+    assert main([*argv, "--storage-memory", "1TB", "--storage-bandwidth", "20"]) == 0
+    found = json.loads(out.read_text())
+    (stored,) = found.pop("with_storage")
+    assert (stored["policy"], stored["mamba_full_memory_ratio"]) == ("best", None)
+    assert stored["storage_hit_tokens"] > 0
+    assert [line for line in found["verdict"] if "disk" not in line] == without["verdict"]
+    assert {**found, "verdict": without["verdict"]} == without
 
 
 def plan_of(name: str, memory_bytes: int) -> Plan:

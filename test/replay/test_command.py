@@ -20,6 +20,7 @@ from .worlds import conversations
 
 MODEL = ("--model", "nemotron-h-8b")
 SMALL = (*MODEL, "--memory", "0.2x")
+HOSTED = (*SMALL, "--host-memory", "0.2x")
 A_BLOCK_BYTES = 512 * load("nemotron-h-8b").kv_bytes_per_token + load("nemotron-h-8b").checkpoint_bytes
 NUMBERS = ("overall_hit_rate", "total_hit_tokens", "total_prompt_tokens", "final_cache_blocks")
 
@@ -308,6 +309,20 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
             ("--model", "vicuna-7b", "--memory", "1GB", "--host-memory", "1GB"),
             "--host-memory: the model keeps no states",
         ),
+        ((*SMALL, "--storage-memory", "2TB"), "--storage-memory must come with --host-memory, got '2TB' alone"),
+        ((*HOSTED, "--storage-memory", "0GB"), "--storage-memory: memory must be more than 0 bytes, got '0GB'"),
+        ((*HOSTED, "--storage-memory", "1x"), "--storage-memory must be an amount of bytes, as 2TB, got '1x'"),
+        ((*HOSTED, "--storage-bandwidth", "6"), "--storage-bandwidth must come with --storage-memory, got 6 alone"),
+        (
+            (*HOSTED, "--storage-memory", "2TB", "--storage-bandwidth", "-1"),
+            "--storage-bandwidth must be a number of GB/s above 0, got -1",
+        ),
+        ((*HOSTED, "--storage-memory", "2TB", "--policy", "lru"), "policy 'lru': --storage-memory: what stock SGLang"),
+        ((*HOSTED, "--storage-memory", "2TB", "--int8-checkpoints"), "--int8-checkpoints: a server refuses it with a"),
+        (
+            (*HOSTED, "--storage-memory", "2TB", "--policy", "best", "--replicas", "2"),
+            "--storage-memory must be left out with --replicas",
+        ),
         (SMALL[:2], "the following arguments are required: --memory"),
     ],
 )
@@ -351,6 +366,35 @@ def test_a_host_tier_hits_more_and_its_loads_are_counted(
     slow = runs("--host-memory", "1x", "--host-bandwidth", "1e-6")
     assert slow[-1]["loads"] == 0
     assert slow[-1]["hit_tokens"] == without[-1]["hit_tokens"]
+
+
+@pytest.mark.parametrize("mode", ["serial", "queueing"])
+def test_a_store_behind_the_host_hits_more_and_is_shown_where_one_is_asked_for(
+    mode: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+
+    def run(*options: str) -> tuple[dict[str, Any], str]:
+        argv = ["replay", str(trace), *MODEL, "--memory", "0.1x", "--host-memory", "0.1x", "--policy", "best"]
+        assert main([*argv, "--mode", mode, "--json", str(out), *options]) == 0
+        (found,) = json.loads(out.read_text())["runs"]
+        return found, capsys.readouterr().out
+
+    without, printed = run()
+    assert "storage" not in printed + out.read_text()
+    stored, printed = run("--storage-memory", "1TB", "--storage-bandwidth", "20")
+    assert "on the host and 1 TB of storage at 20 GB/s behind it" in printed
+    assert all(column in printed for column in ("tokens from storage", "written", "read", "reading"))
+    assert stored["hit_tokens"] > without["hit_tokens"]
+    assert stored["prefill_s"] < without["prefill_s"]
+    assert (stored["storage_memory_bytes"], stored["storage_bytes_per_s"]) == (10**12, 20e9)
+    assert 0 < stored["storage_hit_tokens"] <= stored["hit_tokens"]
+    assert stored["storage_writes"] > 0
+    assert stored["storage_reads"] > 0
+    assert stored["storage_read_s"] == pytest.approx(stored["storage_read_bytes"] / 20e9)
+    if mode == "serial":
+        assert stored["token_hit_rate"] <= stored["bound_token_hit_rate"]
+    assert stored.keys() - without.keys() == {key for key in stored if key.startswith("storage_")}
 
 
 @pytest.mark.parametrize("command", ["replay", "plan"])

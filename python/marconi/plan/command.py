@@ -7,7 +7,7 @@ from typing import Any
 from marconi.plan.plan import STOCK, Plan, make_plan, render
 from marconi.plan.verdict import DEFAULT
 from marconi.replay.command import MEMORY_OF_CARD, add_shared
-from marconi.replay.inputs import memory_of_card, read_inputs, require_memory_for, resolve
+from marconi.replay.inputs import memory_of_card, read_inputs, require_memory_for, resolve, storage_of
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.report import console_for_tables
@@ -32,11 +32,11 @@ def _plan(
 ) -> int:
     require_writable(args.json)
     memories = (memory_of_card(args),) if args.memory is None else parse_memories(args.memory)
-    host = parse_host_memory(args.host_memory)
+    host, storage = parse_host_memory(args.host_memory), storage_of(args)
     require_memory_for((STOCK, DEFAULT), memories)
     inputs = read_inputs(args)
     memories_bytes, host_bytes, unbounded = resolve(memories, inputs, host)
-    plan = make_plan(inputs, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes)
+    plan = make_plan(inputs, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes, storage)
     if extend is not None:
         plan = extend(args, inputs, plan)
     console_for_tables().print(render(plan))

@@ -42,6 +42,7 @@ from marconi.replay.progress import metered
 from marconi.replay.report import tables
 from marconi.replay.result import Percentiles, PolicyResult, Report
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS
+from marconi.replay.store import Storage
 from marconi.replay.task import ReplayInputs, Task
 
 STOCK: Final = PolicySpec("lru")
@@ -245,15 +246,17 @@ class Plan:
 
     @property
     def verdict(self) -> Verdict:
-        """The answer in five lines."""
+        """The answer in five lines, or six with storage."""
         points = (advice.point for advice in self.advice)
         layouts = tuple(line for advice in self.advice for line in advice.of_layouts())
         return Verdict(self.beside, tuple(point for point in points if point is not None), layouts)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to the result file's JSON: a report's fields, the advice and the verdict."""
+        """Convert to the result file's JSON: a report's fields, the advice, the runs with storage and the verdict."""
         advice = [each.to_json() for each in self.advice]
-        return {**self.report.to_json(), "advice": advice, "verdict": list(self.verdict.lines)}
+        stored = [run.to_json(timings=False) for run in self.beside.stored]
+        with_storage = {"with_storage": stored} if stored else {}
+        return {**self.report.to_json(), "advice": advice, **with_storage, "verdict": list(self.verdict.lines)}
 
 
 def make_plan(
@@ -262,8 +265,12 @@ def make_plan(
     unbounded_bytes: int | None,
     num_processes: int,
     host_bytes: int = 0,
+    storage: Storage | None = None,
 ) -> Plan:
-    """Replay every candidate at every amount of memory, with a host tier of `host_bytes` below it unless that is 0."""
+    """Replay every candidate at every amount of memory, with a host tier of `host_bytes` below it unless that is 0.
+
+    With `storage` the default alone is also replayed with that behind the host.
+    """
     serving = inputs.model.serving
     planned = serving.has_planned_states
     grids = [
@@ -281,7 +288,12 @@ def make_plan(
     grid = [cell for cells in grids for cell in cells]
     num_ranks = inputs.model.tensor_parallel
     amounts = sizes(memories_bytes, host_bytes, has_planned_states=planned) if inputs.has_states else ()
-    others = [Cell.of(task) for task in amounts]
+    with_storage = [
+        replace(alone(num_bytes, host_bytes, has_planned_states=planned), storage=storage)
+        for num_bytes in memories_bytes
+        if storage is not None
+    ]
+    others = [Cell.of(task) for task in (*amounts, *with_storage)]
     parts = halves(inputs) if inputs.has_states else ()
     half_bytes = min(memories_bytes) // 2, host_bytes // 2
     pair = [Cell.of(task) for task in _of_half(*half_bytes, has_planned_states=planned)]
@@ -289,7 +301,8 @@ def make_plan(
     with metered("plan", (num_replays([*grid, *others]) + 2 * bool(parts)) * num_requests) as meter:
         cells_of = [(inputs, [*grid, *others]), *((part, pair) for part in parts)]
         runs, *of_halves = run_grids(cells_of, num_processes, meter.advance)
-    runs, of_sizes = runs[: len(grid)], runs[len(grid) :]
+    num_grid, num_sizes = len(grid), len(grid) + len(amounts)
+    runs, of_sizes, stored = runs[:num_grid], runs[num_grid:num_sizes], runs[num_sizes:]
     report = report_of(inputs, unbounded_bytes, runs, num_processes)
     size, needs = len(grids[0]), Needs.of(inputs)
     cards = Cards.of(inputs, needs.smallest_bytes)
@@ -306,7 +319,7 @@ def make_plan(
     )
     pairs = tuple((stock, ours) for stock, ours in of_halves)
     is_hybrid = inputs.model.state_bytes > 0
-    beside = Beside(inputs.trace, is_hybrid, num_ranks, of_sizes, pairs, serving, cards, inputs.remarks)
+    beside = Beside(inputs.trace, is_hybrid, num_ranks, of_sizes, pairs, serving, cards, inputs.remarks, stored)
     return Plan(report, advice, beside, host_bytes)
 
 

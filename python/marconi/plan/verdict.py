@@ -3,11 +3,12 @@
     alone     the project's default, as a server has it whose memory no flag divides: `best` in one pool
     sizes     alone in half, twice, four times the memory, and in all that could ever be used
     halves    stock SGLang and alone on either half of the traffic, in half the memory
+    stored    alone with a store behind the host, where one is asked about: a sixth line says what it would win
 
 A division is advised for this project's server alone: stock SGLang at another ratio stands in the advice above.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -111,6 +112,8 @@ class Beside:
     cards: Cards | None = None
     remarks: tuple[str, ...] = ()
     """Differences between the trace and what was served."""
+    stored: tuple[PolicyResult, ...] = ()
+    """The default alone with a store behind the host, at each amount of memory that is asked about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class Verdict:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The five lines; one where there is nothing to gain."""
+        """The five lines, and one of the store if one is asked about; one where there is nothing to gain."""
         if not self.beside.has_states:
             says = "the model has no recurrent layers, and its cache stays SGLang's own"
             return (f"Would it help? No: {says}.{self._remarks()}",)
@@ -136,6 +139,7 @@ class Verdict:
             f"Would it help? {self._gain()}",
             f"Which flags? {self._flags()}",
             f"How much memory? {self._memory()}",
+            *self._storage(),
             f"How many servers? {self._servers()}",
             f"How sure is it? {self._sureness()}",
         )
@@ -170,6 +174,22 @@ class Verdict:
         if enough is None:
             return f"{shown}; {most}: more still helps."
         return f"{shown}; {most}: {format_bytes(enough.memory_bytes)} is enough."
+
+    def _storage(self) -> Iterator[str]:
+        """The gain of a store behind the host over device and host alone."""
+        alone = {point.num_bytes: point.alone for point in self.points}
+        pairs = [(run, alone[run.memory_bytes]) for run in self.beside.stored if run.memory_bytes in alone]
+        texts = [
+            f"{_fewer(fewer(run, than), 'prompt tokens')} computed in {format_bytes(run.memory_bytes)} and "
+            f"{format_bytes(run.host_bytes)} on the host ({_percent(run.token_hit_rate)} cached), "
+            f"{run.prefill_s:.3g} s of prefill, reading and loading in place of {than.prefill_s:.3g} s, "
+            f"{format_bytes(run.traffic.num_written_bytes)} written and {format_bytes(run.traffic.num_read_bytes)} read"
+            for run, than in pairs
+            if run.traffic is not None
+        ]
+        if texts:
+            helps = any(fewer(run, than) >= LEAST_GAIN for run, than in pairs)
+            yield f"Would a disk help? {'Yes' if helps else 'No'}, {pairs[0][0].storage}: {'; '.join(texts)}."
 
     def _servers(self) -> str:
         cards = self.beside.cards

@@ -49,15 +49,18 @@ class StoreBehind:
         self._num_come = {Need.KV: 0, Need.STATE: 0}
         self._demand = {Need.KV: 0.0, Need.STATE: 0.0}
 
-    def choose(self, now_s: float) -> list[HostCopy]:
-        """Choose copies ahead until enough are leaving; returns those to be written, the first to be dropped first."""
+    def choose(self, now_s: float, num_steps: int = 1) -> list[HostCopy]:
+        """Choose copies ahead until enough are leaving; returns those to be written, the first to be dropped first.
+
+        The last choice was `num_steps` steps ago.
+        """
         tier, chosen = self._tier, list[HostCopy]()
         order, copies = tier.eviction, tier.copies
         for need, size, num_free, num_come in (
             (Need.KV, tier.memory.num_tokens, tier.room[0], copies.num_tokens + tier.num_dropped_tokens),
             (Need.STATE, tier.memory.num_slots, tier.room[1], copies.num_states + tier.num_dropped),
         ):
-            self._demand[need] = max(DEMAND_DECAY * self._demand[need], num_come - self._num_come[need])
+            self._demand[need] = max(DEMAND_DECAY**num_steps * self._demand[need], num_come - self._num_come[need])
             self._num_come[need] = num_come
             num_wanted = max(MARGIN * size, min(self._demand[need], size / 2)) - num_free
             while self._num_leaving(need) < num_wanted:

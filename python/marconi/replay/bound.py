@@ -21,13 +21,14 @@ def bounds_of(inputs: ReplayInputs, runs: Iterable[PolicyResult], num_processes:
 
 
 def limits_of(inputs: ReplayInputs, layout: Layout) -> tuple[Limit, ...]:
-    """The memory of `layout`; what is on the host counts as if all were in one pool, which no tier outdoes."""
+    """The memory of `layout`; what is on or behind the host counts as in one pool, which no tier outdoes."""
     model = inputs.model
     kv_bytes = model.kv_bytes_per_token
     state_bytes = model.int8_state_bytes if layout.int8_checkpoints else model.checkpoint_bytes
     ratio = layout.mamba_ratio
     if ratio is None or layout.host_bytes:
-        return (Limit(layout.memory_bytes + layout.host_bytes, kv_bytes, state_bytes),)
+        num_bytes = layout.memory_bytes + layout.host_bytes + layout.storage_bytes
+        return (Limit(num_bytes, kv_bytes, state_bytes),)
     for_states = layout.memory_bytes * (ratio / (1 + ratio))
     return Limit(layout.memory_bytes - for_states, kv_bytes, 0), Limit(for_states, 0, state_bytes)
 

@@ -35,6 +35,7 @@ from marconi.replay.pools import Pool
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.stock_tier import StockTier
+from marconi.replay.store import StoreReplay
 from marconi.replay.target import Blocks, CacheConfig, ReplayTarget
 from marconi.tree import RadixTree
 
@@ -132,6 +133,8 @@ def require_possible(spec: PolicySpec, config: CacheConfig) -> None:
             raise ValueError("a block cache has no host tier: leave --host-memory out")
         if config.host is not None:
             require_host_rule(policy, known_policies())
+        if config.storage is not None and policy.write_policy is not None:
+            raise ValueError("--storage-memory: what stock SGLang writes to a store is not replayed: leave it out")
         if policy.blocks is not None:
             policy.blocks(config.memory_bytes, config.trace.unit_tokens, config.costs)
             return
@@ -194,6 +197,9 @@ def _prefix_cache(policy: ReplayPolicy, spec: PolicySpec, config: CacheConfig) -
         return target.cache
 
     server = policy.server(hybrid, memory, scheduling, another)
+    if config.storage is not None:
+        assert isinstance(host, HostTier), "a store is behind a host tier by worth"
+        server.store = StoreReplay(tree, host, config.costs, config.storage)
     return ReplayTarget(server, mamba_ratio=config.mamba_ratio if config.has_states else None)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from marconi.policy.catalog import parse_list
+from marconi.policy.store import FIRST_BYTES_PER_S
 from marconi.replay.catalog import known_policies
 from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
-from marconi.replay.inputs import GENERATE, read_inputs, read_trace, require_memory_for, resolve
+from marconi.replay.inputs import GENERATE, read_inputs, read_trace, require_memory_for, resolve, storage_of
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
@@ -29,6 +30,8 @@ from marconi.replay.trace.source import STDIN
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 INT8_POLICIES = "marconi,best"
 """By default with checkpoints in int8, which a server does not offer with the others."""
+STORED_POLICIES = "lru-joint,seglen,marconi,best"
+"""By default with a store behind the host: `DEFAULT_POLICIES` but stock SGLang's."""
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
 MEMORY_OF_CARD = f"{_MEMORY} (default: what the weights leave of a card of the device)"
 
@@ -52,7 +55,8 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         action=_GoesOn,
         metavar="LIST",
         help="NAME[:NUMBER][@ADMISSION], separated by commas; ADMISSION is judicious[:GRID], every-block[:N[:GRID]], "
-        f"chunk-end[:INTERVAL[:GRID[:CHUNK]]] or no-buffer[:CHUNK[:GRID]] (default: {DEFAULT_POLICIES})",
+        f"chunk-end[:INTERVAL[:GRID[:CHUNK]]] or no-buffer[:CHUNK[:GRID]] (default: {DEFAULT_POLICIES}; with "
+        f"--storage-memory {STORED_POLICIES})",
     )
     replay.add_argument("--list-policies", action=_ListPolicies, help="say which there are, and exit")
     replay.add_argument(
@@ -143,6 +147,15 @@ def add_shared(
 ) -> None:
     """Add the options of a command that replays: its inputs, memory, mode, and where its results go."""
     add_inputs(parser, memory, needs_memory=needs_memory)
+    parser.add_argument(
+        "--storage-memory", metavar="AMOUNT", help="of a store of files behind the host tier: 2TB (default: none)"
+    )
+    parser.add_argument(
+        "--storage-bandwidth",
+        type=float,
+        metavar="GB/S",
+        help=f"from the store to the host (default: {FIRST_BYTES_PER_S / 1e9:g}, as a server until it has measured it)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
     parser.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one a core)")
@@ -204,7 +217,9 @@ class _ListPolicies(argparse.Action):
 
 def _replay(args: argparse.Namespace) -> int:
     require_writable(args.json)
-    default = INT8_POLICIES if args.int8_checkpoints else DEFAULT_POLICIES
+    storage = storage_of(args)
+    default = DEFAULT_POLICIES if storage is None else STORED_POLICIES
+    default = INT8_POLICIES if args.int8_checkpoints else default
     policies = parse_list(default if args.policy is None else args.policy)
     memories, host = parse_memories(args.memory), parse_host_memory(args.host_memory)
     require_memory_for(policies, memories)
@@ -213,9 +228,10 @@ def _replay(args: argparse.Namespace) -> int:
     # Whatever the memory is; how much it is may take a replay to know.
     ratio, is_int8 = args.mamba_full_memory_ratio, args.int8_checkpoints
     most_on_host = UNBOUNDED_BYTES if host else 0
-    require_all(inputs, cells(policies, [UNBOUNDED_BYTES], ratio, most_on_host, int8_checkpoints=is_int8))
+    most = cells(policies, [UNBOUNDED_BYTES], ratio, most_on_host, int8_checkpoints=is_int8, storage=storage)
+    require_all(inputs, most)
     memories_bytes, host_bytes, unbounded = resolve(memories, inputs, host)
-    grid = cells(policies, memories_bytes, ratio, host_bytes, int8_checkpoints=is_int8)
+    grid = cells(policies, memories_bytes, ratio, host_bytes, int8_checkpoints=is_int8, storage=storage)
     num_requests = num_replays(grid) * len(inputs.trace.requests)
     num_processes = args.jobs or num_usable_cores()
     with metered("replay", num_requests) as meter:

@@ -13,6 +13,7 @@ from marconi.replay.catalog import resolve_policy
 from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all
 from marconi.replay.result import PolicyResult, Report
+from marconi.replay.store import Storage
 from marconi.replay.task import ReplayInputs, Task, execute, require_executable
 
 
@@ -37,10 +38,11 @@ def cells(
     host_bytes: int = 0,
     *,
     int8_checkpoints: bool = False,
+    storage: Storage | None = None,
 ) -> list[Cell]:
     """Every policy at every memory, each with a host tier of `host_bytes` below it unless that is 0."""
     tasks = [
-        Task(policy, num_bytes, mamba_ratio, host_bytes, int8_checkpoints)
+        Task(policy, num_bytes, mamba_ratio, host_bytes, int8_checkpoints, storage)
         for num_bytes in memories_bytes
         for policy in policies
     ]

@@ -115,6 +115,17 @@ def parse_host_memory(text: str | None) -> MemorySize | None:
     return memory
 
 
+def parse_storage_memory(text: str) -> int:
+    """Read the amount of a store behind a host tier, in bytes; `ValueError` for any other unit."""
+    try:
+        memory = MemorySize.parse(text)
+    except ValueError as error:
+        raise ValueError(f"--storage-memory: {error}") from None
+    if memory.unit is not MemoryUnit.BYTES:
+        raise ValueError(f"--storage-memory must be an amount of bytes, as 2TB, got {text!r}")
+    return int(memory.amount)
+
+
 def format_bytes(num_bytes: int) -> str:
     """Format a size in decimal units, three digits."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):

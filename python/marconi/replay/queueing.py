@@ -220,6 +220,7 @@ class _Loop:
             done = heapq.heappop(self.running)
             self.num_context_tokens -= done.request.num_processed_tokens
             self._finish(done)
+        self.server.end_steps(num_steps, self.now_s)
 
     def _finish(self, done: _Running) -> None:
         if done.run is not None:

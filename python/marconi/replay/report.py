@@ -21,6 +21,7 @@ from rich.text import Text
 from marconi.policy.misses import Cause
 from marconi.replay.memory import format_bytes
 from marconi.replay.result import BlockReplay, Bounds, PolicyResult, Report
+from marconi.replay.store import Traffic
 
 UNLIMITED_WIDTH = 10_000
 """Columns where the output is no terminal: more than any table has."""
@@ -118,7 +119,9 @@ def _of_memory(
     report: Report, memory_bytes: int, runs: Sequence[PolicyResult], timings: bool
 ) -> Iterator[RenderableType]:
     yield Text(_title(report, memory_bytes), style="table.title")
-    yield WideTable(tuple(map(_label, runs)), (_reuse(runs, report.bounds), _cache(runs, timings)))
+    stored = [run.traffic for run in runs if run.traffic is not None]
+    behind = (_store(stored),) if len(stored) == len(runs) else ()
+    yield WideTable(tuple(map(_label, runs)), (_reuse(runs, report.bounds), *behind, _cache(runs, timings)))
     replays = [(run.policy, replayed) for run in runs if (replayed := run.block_replay) is not None]
     if replays:
         yield WideTable(tuple((policy,) for policy, _ in replays), (_blocks([replayed for _, replayed in replays]),))
@@ -126,8 +129,9 @@ def _of_memory(
 
 def _title(report: Report, memory_bytes: int) -> str:
     share = f" ({memory_bytes / report.unbounded_bytes:.3g}x of unbounded)" if report.unbounded_bytes else ""
-    host_bytes = next(run.host_bytes for run in report.runs if run.memory_bytes == memory_bytes)
-    below = f" and {format_bytes(host_bytes)} on the host" if host_bytes else ""
+    first = next(run for run in report.runs if run.memory_bytes == memory_bytes)
+    below = f" and {format_bytes(first.host_bytes)} on the host" if first.host_bytes else ""
+    below += "" if first.storage is None else f" and {first.storage} behind it"
     return (
         f"{report.trace}, {report.model} on {report.device}, {format_bytes(memory_bytes)}{share}{below}, "
         f"{report.mode}, seed {report.seed}"
@@ -157,6 +161,16 @@ def _reuse(runs: Sequence[PolicyResult], bounds: Bounds) -> tuple[Column, ...]:
         Column("p99", tuple(f"{each.p99:.3g} s" for each in ttft_s), "TTFT\np99"),
         Column(f"> {runs[0].slo_s:g} s", tuple(f"{run.num_slo_violations:,}" for run in runs)),
         *((Column("loads", tuple(f"{count:,}" for count in loads)), loading) if any(loads) else ()),
+    )
+
+
+def _store(traffic: Sequence[Traffic]) -> tuple[Column, ...]:
+    """Columns of the store behind the host: what was hit, read and written."""
+    return (
+        Column("tokens from storage", tuple(f"{each.num_hit_tokens:,}" for each in traffic), "tokens from\nstorage"),
+        Column("written", tuple(format_bytes(each.num_written_bytes) for each in traffic)),
+        Column("read", tuple(format_bytes(each.num_read_bytes) for each in traffic)),
+        Column("reading", tuple(f"{each.read_s:.3g} s" for each in traffic)),
     )
 
 

@@ -10,7 +10,8 @@ Definitions
     percentile p       nearest rank: the smallest time that at least p percent of the requests do not exceed
     missed tokens      recomputed tokens by cause, which add up to them
     loads              requests that started from a copy on the host; what they waited for it is in their TTFT
-    prefill seconds    of all prefills, and of the loads before them, without waiting
+    reads, writes      states that a store behind the host was read for, or took: with KV, in bytes
+    prefill seconds    of all prefills, and of the reads and loads before them, without waiting
     SLO violation      a request whose first token came later than the objective
     requests too large requests whose KV and one state alone exceed the memory: served, never inserted
 
@@ -35,6 +36,7 @@ from marconi.policy.base import Costs
 from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
 from marconi.replay.server import ServerReplay
+from marconi.replay.store import Storage, Traffic
 from marconi.replay.target import ReplayTarget
 
 
@@ -83,6 +85,8 @@ class Layout(NamedTuple):
     """Bytes for states over bytes for KV; None for one pool."""
     int8_checkpoints: bool = False
     """True if the tree's states are in int8."""
+    storage_bytes: int = 0
+    """Behind the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class PolicyResult:
     held_bytes: int
     """At the end."""
     prefill_s: float
-    """Seconds of all prefills, and of the loads before them."""
+    """Seconds of all prefills, and of the reads and loads before them."""
     num_loads: int
     """Requests that started from a copy on the host."""
     num_loaded_tokens: int
@@ -129,11 +133,18 @@ class PolicyResult:
     """Blocks held at the end; None where the policy is no block cache."""
     int8_checkpoints: bool = False
     """`--enable-int8-mamba-checkpoint`."""
+    storage: Storage | None = None
+    """The store behind the host tier."""
+    traffic: Traffic | None = None
+    """Its reads and writes; None without one."""
 
     @property
     def layout(self) -> Layout:
         """The memory that it ran with."""
-        return Layout(self.memory_bytes, self.host_bytes, self.mamba_full_memory_ratio, self.int8_checkpoints)
+        storage_bytes = 0 if self.storage is None else self.storage.memory_bytes
+        return Layout(
+            self.memory_bytes, self.host_bytes, self.mamba_full_memory_ratio, self.int8_checkpoints, storage_bytes
+        )
 
     @property
     def token_hit_rate(self) -> float:
@@ -187,6 +198,22 @@ class PolicyResult:
             "missed_tokens": dict(self.num_missed_tokens),
             "requests_per_s": self.requests_per_s if timings else None,
             **({} if replayed is None else asdict(replayed)),
+            **self._storage_to_json(),
+        }
+
+    def _storage_to_json(self) -> dict[str, Any]:
+        storage, traffic = self.storage, self.traffic
+        if storage is None or traffic is None:
+            return {}
+        return {
+            "storage_memory_bytes": storage.memory_bytes,
+            "storage_bytes_per_s": storage.bytes_per_s,
+            "storage_hit_tokens": traffic.num_hit_tokens,
+            "storage_writes": traffic.num_writes,
+            "storage_written_bytes": traffic.num_written_bytes,
+            "storage_reads": traffic.num_reads,
+            "storage_read_bytes": traffic.num_read_bytes,
+            "storage_read_s": traffic.read_s,
         }
 
 
@@ -320,6 +347,7 @@ def summarise(
     """Sum up a replay of at least one request."""
     cache = target.cache
     counters, held = cache.counters, cache.held
+    store = cache.store if isinstance(cache, ServerReplay) else None
     return PolicyResult(
         policy=label.policy,
         memory_bytes=label.memory_bytes,
@@ -351,4 +379,6 @@ def summarise(
         num_missed_tokens=tuple((cause.value, num) for cause, num in counters.num_missed_tokens.items() if num),
         final_cache_blocks=None if isinstance(cache, ServerReplay) else cache.num_blocks,
         int8_checkpoints=label.int8_checkpoints,
+        storage=None if store is None else store.storage,
+        traffic=None if store is None else store.traffic,
     )

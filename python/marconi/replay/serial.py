@@ -1,7 +1,8 @@
 """Serial replay, the papers' mode: one request after the other, its arrival time as the clock.
 
 A request begins and ends at its arrival, so nothing runs beside it: hits depend on the order of requests and on when
-they came, and the time to first token is that of the prefill alone, and of the load before it, without waiting.
+they came, and the time to first token is that of the prefill alone, and of the read and the load before it, without
+waiting.
 """
 
 import math
@@ -10,18 +11,19 @@ import time
 from marconi.model.latency import LatencyModel
 from marconi.policy.request import Trace
 from marconi.replay.outcome import PROGRESS_STEP, Outcome, Progress
-from marconi.replay.target import ReplayTarget
+from marconi.replay.server import ServerReplay
+from marconi.replay.target import Blocks, ReplayTarget
 
 
 def replay(trace: Trace, target: ReplayTarget, latency: LatencyModel, progress: Progress | None = None) -> Outcome:
     """Serve every request of `trace` from `target`."""
     start_s = time.perf_counter()
-    serve, counters = target.cache.serve, target.cache.counters
+    cache = target.cache
     hit_tokens, load_s = [], []
     for request in trace.requests:
-        loaded_before_s = counters.load_s
-        hit_tokens.append(serve(request))
-        load_s.append(counters.load_s - loaded_before_s)
+        loaded_before_s = _loaded_s(cache)
+        hit_tokens.append(cache.serve(request))
+        load_s.append(_loaded_s(cache) - loaded_before_s)
         if progress is not None and len(hit_tokens) % PROGRESS_STEP == 0:
             progress(PROGRESS_STEP)
     each = zip(hit_tokens, load_s, trace.requests, strict=True)
@@ -29,3 +31,9 @@ def replay(trace: Trace, target: ReplayTarget, latency: LatencyModel, progress: 
     if progress is not None:
         progress(len(hit_tokens) % PROGRESS_STEP)
     return Outcome(hit_tokens, ttft_s, math.fsum(ttft_s), time.perf_counter() - start_s)
+
+
+def _loaded_s(cache: ServerReplay | Blocks) -> float:
+    """Seconds of all loads so far, and of the reads before them."""
+    store = cache.store if isinstance(cache, ServerReplay) else None
+    return cache.counters.load_s + (0.0 if store is None else store.traffic.read_s)

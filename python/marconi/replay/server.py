@@ -3,7 +3,7 @@
 What SGLang's scheduler does with a request, in the same order, so that the engine's cache and this replay give the same
 hits (`test/engine/test_host_replay.py`, and with requests beside each other `test_in_flight.py`):
 
-    load          what a host tier has beyond the device's states, if that saves time: KV, a slot
+    load          what a host tier, or a store behind it, has beyond the device's states, if that saves time: KV, a slot
     match         lock the state that it starts from; a slot for its copy, on which the request works
     begin         touch that state; plan
     each chunk    slots for the planned states within it; before the first, then, the rest of the working slots; then KV
@@ -16,9 +16,8 @@ An admission that does not plan ahead is a baseline (`policy/admission/base.py`)
 answer's included, and nowhere else, and the slot of one is taken when its chunk ends, as SGLang does: the request hands
 over the one that it has held, and gets another.
 
-SGLang asks for more KV than it takes where pages have several tokens: one page beyond a chunk, and a free one at every
-step of decoding. What is evicted for that is evicted here. A request that does not fit even alone is counted and
-leaves nothing.
+SGLang asks for more KV than it takes where pages have several tokens: a page beyond a chunk, and a free one at every
+step of decoding. It is evicted here, too. A request that does not fit even alone is counted and leaves nothing.
 
 In one pool (`--enable-unified-memory`) KV and states take bytes of the same memory, and any victim makes room for
 either; a planned state is taken only if KV for the prompt is left beside it.
@@ -39,6 +38,7 @@ from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
 from marconi.replay.pools import Pool
 from marconi.replay.scheduling import Scheduling
+from marconi.replay.store import StoreReplay
 from marconi.tree import Match, Node
 
 
@@ -50,6 +50,7 @@ class ServerReplay:
         self.hybrid = hybrid
         self.pools = pools
         self.scheduling = scheduling
+        self.store: StoreReplay | None = None
         self.num_prefilled = 0
         """Requests that run and have begun their prefill."""
         self.page_tokens = hybrid.tree.unit_tokens
@@ -96,6 +97,7 @@ class ServerReplay:
         run.prefill()
         run.decode()
         run.finish()
+        self.end_steps(max(request.num_output_tokens, 1), request.arrival_s)
         return run.num_hit_tokens
 
     def refuse(self, request: Request) -> None:
@@ -123,9 +125,11 @@ class ServerReplay:
         return self.pools.spares(self.evictable(source if source.depth else None), reserved)
 
     def match(self, request: Request, now_s: float) -> tuple[Match, float]:
-        """Match `request`, loading a state from the host if that pays; returns the match and the load's seconds."""
+        """Match `request`, reading and loading a state if that pays; returns the match and the seconds of both."""
         hybrid, host, load_s = self.hybrid, self.hybrid.host, 0.0
         match = hybrid.match(request)
+        read_s = 0.0 if self.store is None else self.store.read(request, match, now_s)
+        match = hybrid.match(request) if read_s else match
         depth = 0 if host is None else host.to_load(request, match)
         if host is not None and depth:
             held = match.checkpoint if match.checkpoint.depth else None
@@ -137,7 +141,7 @@ class ServerReplay:
             match = hybrid.match(request)
         if match.source is not None and not self.pools.has_slot_for_copy:
             match = hybrid.tree.match(request.path, 0, request.namespace)
-        return match, load_s
+        return match, read_s + load_s
 
     def _take_for_load(self, request: Request, depth: int, now_s: float) -> int | None:
         """Take a slot, and KV for what is not there up to `depth`; how many tokens, None if there is too little memory.
@@ -218,6 +222,12 @@ class ServerReplay:
         self.free_tokens(num_asked, max([run.now_s for run, _ in chunks]))
         for run, end in chunks:
             run.allocate_chunk(end)
+        self.end_steps(1, chunks[0][0].now_s)
+
+    def end_steps(self, num_steps: int, now_s: float) -> None:
+        """Write what the host drops next, so many steps after the last call."""
+        if self.store is not None:
+            self.store.write(now_s, num_steps)
 
     def _reserved(self, runs: Sequence["ReplayedRequest"]) -> Amount:
         """Memory that requests take before the states of the next prefill, of `runs`, join the tree."""

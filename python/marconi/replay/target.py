@@ -13,6 +13,7 @@ from marconi.policy.request import Request, Trace
 from marconi.replay.int8 import Int8
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.server import ServerReplay
+from marconi.replay.store import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class CacheConfig:
     """Time to first token that a policy may aim at."""
     max_ghosts: int = 100_000
     host: Host | None = None
+    storage: Storage | None = None
+    """The store behind the host tier."""
     int8: Int8 | None = None
     """For checkpoints in int8, whose bytes are those of `costs`."""
 

@@ -20,6 +20,7 @@ from marconi.replay.int8 import Int8
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Label, PolicyResult, summarise
+from marconi.replay.store import Storage
 from marconi.replay.target import CacheConfig, Host
 from marconi.tree import RadixTree
 
@@ -86,6 +87,8 @@ class Task:
     """The host tier's memory; 0 without one."""
     int8_checkpoints: bool = False
     """`--enable-int8-mamba-checkpoint`."""
+    storage: Storage | None = None
+    """The store behind the host tier."""
 
     def costs(self, inputs: ReplayInputs) -> Costs:
         """Bytes and FLOPs of a checkpoint, in int8 if it is kept so."""
@@ -102,6 +105,7 @@ class Task:
             memory_bytes=self.memory_bytes,
             mamba_ratio=self.mamba_ratio,
             host=Host(self.host_bytes, inputs.device.host_bytes_per_s) if self.host_bytes else None,
+            storage=self.storage,
             has_states=inputs.has_states,
             slo_s=inputs.slo_s,
             int8=Int8(inputs.costs.state_bytes, max_running) if self.int8_checkpoints else None,

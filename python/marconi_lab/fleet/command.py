@@ -68,6 +68,8 @@ def _run_fleets(args: argparse.Namespace) -> int:
         raise ValueError(f"--mode must be left out with --replicas, since a fleet runs by the clock, got {args.mode}")
     if args.int8_checkpoints:
         raise ValueError("--int8-checkpoints must be left out with --replicas: it is replayed for one server")
+    if args.storage_memory is not None:
+        raise ValueError("--storage-memory must be left out with --replicas: it is replayed for one server")
     if args.explain:
         raise ValueError("--explain must be left out with --replicas: the causes of misses are those of one server")
     speedup = 1.0 if args.speedup is None else args.speedup
