@@ -41,6 +41,7 @@ from marconi.engine.reports.status import StoreUse
 from marconi.engine.store.identity import ModelWeights, facts_of_states
 from marconi.engine.store.sealed import SealedStore
 from marconi.events.tree_log import Tenant
+from marconi.policy.base import Need
 from marconi.policy.store import StoreBehind, most_valuable_first, stored_above
 from marconi.tree import HostCopy, Node
 
@@ -434,7 +435,9 @@ class _Saving:
         assert tier is not None
         self._cache, self._tier = cache, tier
         held = most_valuable_first(core.hybrid, tier.eviction, cache.clock())
+        held = [node for node in held if node.has_copy or tier.times.worth_of(node, Need.KV) > 0]
         self.num_held = len(held)
+        """But those that the host would not take."""
         self._left = deque(held)
         self._begun: list[Node] = []
         """Those that are being copied to the host, or written."""
