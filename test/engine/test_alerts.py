@@ -43,6 +43,10 @@ HEALTHY: Final[Values] = {
     "marconi_missed_tokens_total/evicted_for_kv": 400,
     "marconi_missed_tokens_total/evicted_for_bytes": 200,
     "marconi_eviction_wait_seconds_sum": 0.001,
+    "marconi_store_errors_total": 0,
+    "marconi_store_damaged_total": 0,
+    "marconi_store_written_bytes_total": 20e6,
+    "marconi_store_read_bytes_total": 40e6,
     "marconi_events_alive": 1,
     "marconi_events_published_total": 50,
     "marconi_events_waiting": 20,
@@ -104,6 +108,15 @@ CASES: Final = (
         "MarconiHostTierWaits",
         {"marconi_eviction_wait_seconds_sum": 0.022},
         ({"marconi_eviction_wait_seconds_sum": 0.018},),
+    ),
+    Case("MarconiStoreFails", {"marconi_store_damaged_total": 1 / 600}),
+    Case(
+        "MarconiStoreOnlyWritten",
+        {"marconi_store_written_bytes_total": 14e6, "marconi_store_read_bytes_total": 2.6e6},
+        (
+            {"marconi_store_written_bytes_total": 14e6, "marconi_store_read_bytes_total": 3e6},
+            {"marconi_store_written_bytes_total": 9e6, "marconi_store_read_bytes_total": 0},
+        ),
     ),
     Case(
         "MarconiEventsDead",

@@ -208,7 +208,15 @@ def test_what_means_nothing_on_a_server_is_not_exported(
     exported = {sample.name for family in registry.collect() for sample in family.samples}
     assert "marconi_kv_tokens" in exported
     assert "marconi_missed_tokens_total" in exported
-    for name in ("joint_bytes", "host_kv_tokens", "host_loads_total", "events_waiting", "events_published_total"):
+    absent = (
+        "joint_bytes",
+        "host_kv_tokens",
+        "host_loads_total",
+        "store_ready",
+        "store_writes_total",
+        "events_waiting",
+    )
+    for name in (*absent, "events_published_total"):
         assert f"marconi_{name}" not in exported
 
 

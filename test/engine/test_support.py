@@ -31,7 +31,7 @@ WANTED: dict[str, Any] = {
     "pp_size": 2,
     "attn_cp_size": 2,
     "dcp_size": 2,
-    "hicache_storage_backend": "mooncake",
+    "hicache_storage_backend": "hf3fs",
     "hicache_host_memory_mode": "buffer_only",
 }
 SERVED: dict[str, Any] = {

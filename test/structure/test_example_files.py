@@ -179,6 +179,7 @@ def wrong_board(board: Document) -> Iterator[str]:
 
 CHECKS: Final[dict[str, Callable[[Document], Iterator[str]]]] = {
     "compose.yml": wrong_compose,
+    "compose.mooncake.yml": wrong_compose,
     "kubernetes.yml": wrong_kubernetes,
     "prometheus.yml": wrong_prometheus,
     "prometheus-alerts.yml": wrong_alerts,

@@ -101,13 +101,14 @@ class HostCopies:
     @property
     def locked(self) -> Freed:
         """The tokens and states that no drop can free at the moment."""
-        seen: set[Node] = set()
+        num_tokens, seen = 0, set[Node]()
         for copy in self._locked:
             node = copy.node
             while node.parent is not None and node not in seen:
                 seen.add(node)
+                num_tokens += node.depth - node.parent.depth
                 node = node.parent
-        return Freed(sum(node.depth - node.parent.depth for node in seen if node.parent is not None), len(self._locked))
+        return Freed(num_tokens, len(self._locked))
 
     def drop(self, copy: HostCopy) -> Freed:
         """Free a copy and the KV that no other needs."""

@@ -84,6 +84,7 @@ GAUGES: Final = (
         lambda status: _by_use(getattr(status.host, "state_slots", None)),
         "use",
     ),
+    Metric("store_ready", "1 while the store behind the host is read and written, else 0", _of("store", "is_ready")),
     Metric("nodes", "Nodes of the tree that hold KV", attrgetter("num_nodes")),
     Metric("ghosts", "Prefixes that are remembered without KV", attrgetter("num_ghosts")),
     Metric("alpha", "Weight of FLOPs saved per byte against recency", attrgetter("alpha")),
@@ -136,6 +137,13 @@ COUNTERS: Final = (
     Metric("host_dropped", "Copies on the host that gave way to others", _of("host", "num_dropped")),
     Metric("host_loads", "Requests that started from a copy on the host", _of("host", "num_loads")),
     Metric("host_loaded_tokens", "Tokens whose KV was loaded from the host", _of("host", "num_loaded_tokens")),
+    Metric("store_writes", "States that were written to the store, with their KV", _of("store", "num_written")),
+    Metric("store_written_bytes", "Bytes that were written to the store", _of("store", "num_written_bytes")),
+    Metric("store_reads", "States that were read from the store, with their KV", _of("store", "num_read")),
+    Metric("store_read_bytes", "Bytes that were read from the store", _of("store", "num_read_bytes")),
+    Metric("store_lost", "States that could not be read or written whole", _of("store", "num_lost")),
+    Metric("store_damaged", "Objects that were not whole, and were removed", _of("store", "num_damaged")),
+    Metric("store_errors", "Errors of the store", _of("store", "num_failed")),
 )
 
 

@@ -1,4 +1,4 @@
-"""What a store is asked for: whole objects, bytes under a name.
+"""The contract of a store: whole objects, bytes under a name.
 
 An object's name says what its bytes are, so it is written once. It may be gone at any time, and its bytes may be others
 than were written: `sealed.py` finds out. What the store itself fails at is raised, and is a miss.

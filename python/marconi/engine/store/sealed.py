@@ -283,5 +283,5 @@ def seal(name: str, body: torch.Tensor) -> bytearray:
 
 
 def _below(backend: Any) -> Any:
-    """What SGLang injects faults above, where its own tests ask for that."""
+    """SGLang's store itself, also where its own tests inject faults above it."""
     return getattr(backend, "_backend", backend)
