@@ -29,6 +29,7 @@ from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import HTTP, random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
+from .listener import Prompt, listener
 from .loopback_mooncake.mooncake.store import FOLDER
 from .matrix import NEXTN, TIGHT_KV_TOKENS
 from .processes import free_ports, is_gone
@@ -145,7 +146,8 @@ class Servers:
         """One more server, which is stopped as an operator does, and its log."""
         self._num_started += 1
         log = self._folder / f"log-{self._num_started}"
-        launch = Launch(log.name, self._family, self._args, env=(*self._env, *env))
+        args = (*self._args, "--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}")
+        launch = Launch(log.name, self._family, args, env=(*self._env, *env))
         with launch.process(models, log, entry_point=preload(LATE_COPIES)) as server:
             yield server, log
             os.kill(server.pid, signal.SIGTERM)
@@ -218,7 +220,7 @@ def test_what_a_server_wrote_is_read_by_itself_by_another_and_by_the_next(
 
 
 def _wrote_is_read(servers: Servers, every: Sequence[int], models: dict[str, Path], preload: EntryPoint) -> None:
-    with servers.start(models, preload) as (server, _):
+    with servers.start(models, preload) as (server, _), listener(server.url) as heard:
         servers.turn(server.url, every)
         assert settled(server)["num_written"] >= NUM_CONVERSATIONS // 3
         first = servers.turn(server.url, every[:3])
@@ -227,7 +229,16 @@ def _wrote_is_read(servers: Servers, every: Sequence[int], models: dict[str, Pat
         for rank in HTTP.post(f"{server.url}/marconi/save", timeout=60.0).json()["ranks"]:
             assert rank["saved"]["num_states"] >= 0.8 * rank["saved"]["num_held"] > 0, rank
         with servers.start(models, preload) as (other, _):
-            assert num_resumed(servers.turn(other.url, every[:4])) == 4
+            read = servers.turn(other.url, every[:4])
+            assert num_resumed(read) == 4
+        # A router that hears the one knows what the other finds.
+        heard.settle()
+        load = heard.fleet.load_report(heard.worker)
+        assert load is not None
+        assert load.load.store is not None
+        chains = (Prompt(each.prompt).chain(heard.told["model"], heard.told["block_tokens"]) for each in read)
+        expected = [heard.fleet.num_stored_tokens(chain, load.load.store.store) for chain in chains]
+        assert expected == [each.completion.num_cached_tokens for each in read]
 
     with servers.start(models, preload) as (server, _):
         again = servers.turn(server.url, every)

@@ -23,6 +23,7 @@ from marconi.events.base import (
     Snapshot,
     StateRemoved,
     StateStored,
+    StoreReach,
     WorkerLoad,
 )
 from marconi.events.codec import DEVICE, FULL_ATTENTION, MLA_ATTENTION, Decoder, Encoder, Limits, Malformed, Published
@@ -71,10 +72,10 @@ class FromWithoutLoad(msgspec.Struct, array_like=True, tag="from"):
 
 
 def test_a_decoder_that_knows_no_loads_reads_the_payload_and_one_that_does_reads_a_payload_without() -> None:
-    load = WorkerLoad(1, 2, 3, 4, FreeMemory(5, 6, 7, 8), 0.5)
+    load = WorkerLoad(1, 2, 3, 4, FreeMemory(5, 6, 7, 8), 0.5, StoreReach(9, 0.25, 2.0))
     payload = Encoder(BLOCK_TOKENS).batch(WORKER, 7, (), 1.5, load)
     (first,) = wire(payload)
-    assert first["marconi"] == ["from", 1, WORKER, 7, None, [0.5, 1, 2, 3, 4, [5, 6, 7, 8]]]
+    assert first["marconi"] == ["from", 1, WORKER, 7, None, [0.5, 1, 2, 3, 4, [5, 6, 7, 8], [9, 0.25, 2.0]]]
     carried = msgspec.msgpack.encode(first["marconi"])
     assert msgspec.msgpack.decode(carried, type=FromWithoutLoad) == FromWithoutLoad(1, WORKER, 7, None)
     before = {"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 1, WORKER, 7, None]}

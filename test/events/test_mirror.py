@@ -70,7 +70,7 @@ def naive_hashes(ids: list[int], tenant: Tenant) -> list[int]:
         short = before[:8]
         if tenant != Tenant():
             seed = sha256(b"sglang-kv-event-namespace-v1")
-            for part in tenant:
+            for part in (tenant.extra_key, tenant.cache_salt):
                 seed.update(b"\0" if part is None else b"\1" + len(part).to_bytes(8, "little") + part.encode())
             short = sha256(seed.digest() + short).digest()[:8]
         found.append(int.from_bytes(short, "big"))

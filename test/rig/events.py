@@ -26,7 +26,7 @@ class EventCheck:
     def __init__(self, cache: Any, names: Iterable[Tenant], block_tokens: int = BLOCK_TOKENS) -> None:
         self._cache = cache
         self._mirror = Mirror(cache.log, block_tokens)
-        self._names = {namespace_of(*each): each for each in names}
+        self._names = {namespace_of(each.extra_key, each.cache_salt): each for each in names}
         self._block_tokens = block_tokens
         self._heard: Holding = (set(), {})
         self.num_events = 0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marconi.events.base import Batch, KvStored, StateStored, WorkerLoad
+from marconi.events.base import Batch, KvStored, StateStored, StoreReach, WorkerLoad
 from marconi.events.hashes import HashSpace
 from marconi.model.latency import LatencyModel
 from marconi.router.dispatch import HELD_S, Dispatcher, Held, Prompt, Ticket, prompt_of
@@ -69,6 +69,23 @@ def test_a_state_within_a_block_is_found_by_the_prompts_own_tail() -> None:
     assert router.dispatch(whole, 0.0).decision.worker.num_hit_tokens == 6
     other = router.dispatch(prompt(*range(5), 77, 78, 79), 100.0)
     assert other.decision.worker.num_hit_tokens == 0, "the same block of KV, another partial one"
+
+
+def test_what_any_worker_put_into_a_store_is_read_by_all_that_have_it() -> None:
+    known, store = prompt(*range(40)), 7
+    stored = known.chain.within(store)
+    events = (
+        KvStored(tuple(stored.hashes), None, stored.namespace, BLOCK),
+        StateStored(stored.hashes[-1], 36, stored.namespace),
+    )
+    router = dispatcher("a", "b", "c")
+    router.fleet.receive(Batch("a", 1, 0, events), 0.0)
+    for name, reach in (("a", StoreReach(store, 0.1, 1.0)), ("b", StoreReach(store, 0.1, 1.0)), ("c", None)):
+        router.fleet.set_load(name, LoadReport(WorkerLoad(0, 0, 8, 0, store=reach), 0.0, 0.0, 1e6))
+    first, second, third = (router.dispatch(known, 0.0, among=[name]) for name in "abc")
+    assert [each.prefill_s for each in (first, second, third)] == [pytest.approx(3.6 + 1 + 4)] * 2 + [40.0]
+    assert [each.decision.worker.num_stored_tokens for each in (first, second, third)] == [36, 36, 0]
+    assert [each.num_cached_tokens for each in (first, second, third)] == [0, 0, 0], "none of it is on a device"
 
 
 def test_a_tail_ends_in_a_block_of_the_prompt_before_its_last_token() -> None:

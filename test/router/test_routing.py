@@ -65,6 +65,20 @@ def fleet(*workers: Candidate) -> list[Candidate]:
     return [each._replace(name=f"w{index}") for index, each in enumerate(workers)]
 
 
+def test_a_stored_prefix_is_as_near_to_every_worker_behind_which_the_store_is() -> None:
+    """The idle one reads it, where the one that holds it is busy; a read that takes longer than computing is none."""
+    busy = Candidate("", 900, 900, work_ahead_s=0.5, num_stored_tokens=900, read_s=0.05)
+    idle, other = Candidate("", num_stored_tokens=900, read_s=0.05), Candidate("")
+    decision = LeastPrice(LATENCY).choose(QUERY, fleet(busy, idle, other))
+    assert (decision.worker.name, decision.expected_ttft_s) == ("w1", pytest.approx(0.15))
+    slow = idle._replace(read_s=0.95)
+    decision = LeastPrice(LATENCY).choose(QUERY, fleet(busy, slow, other))
+    assert (decision.worker.name, decision.expected_ttft_s) == ("w0", pytest.approx(0.6))
+    assert LeastPrice(LATENCY).choose(QUERY, fleet(slow)).expected_ttft_s == pytest.approx(1.0)
+    held = busy._replace(work_ahead_s=0.0)
+    assert LeastPrice(LATENCY).choose(QUERY, fleet(held, idle)).worker.name == "w0"
+
+
 @given(given_workers=workers_given, data=st.data())
 def test_a_decision_is_one_of_the_workers_whatever_their_order(
     given_workers: list[Candidate], data: st.DataObject

@@ -17,8 +17,8 @@ FACTS = {
 PACKAGE = Path(__file__).parents[2] / "python" / "marconi"
 RADIX = PACKAGE / "tree" / "radix.py"
 OWNER = "policy/hybrid_cache.py"
-TREES_OF_THEIR_OWN = {"policy/waiting.py", "replay/task.py"}
-"""Prompts that wait, and what a trace would hold without a limit: nobody ranks their nodes."""
+TREES_OF_THEIR_OWN = {"policy/waiting.py", "replay/task.py", "events/store_log.py"}
+"""Prompts that wait, what a trace would hold without a limit, and what a store has: nobody ranks their nodes."""
 WRITERS = {"left_by": "policy/forecast/turns.py"}
 """Facts that another file writes for the owner, which notes the nodes that it returns."""
 ABSENT = {OWNER, "policy/host_tier.py"}

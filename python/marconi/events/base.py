@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Namespace: TypeAlias = bytes
-"""Digest of the model, `extra_key` and `cache_salt`; `b""` where there is none of them."""
+"""Digest of the model, `extra_key` and `cache_salt`, 16 bytes; `b""` where there is none of them.
+
+What is in a store behind a worker is in a namespace of its own, which ends in the store's 8 bytes; its hashes are those
+of the device XOR the store, so that one worker can hold a prefix and have it in the store.
+"""
 
 MAX_HASH = (1 << 64) - 1
 LOAD_PERIOD_S = 0.5
@@ -28,6 +32,16 @@ SHARED_ELSEWHERE = "marconi_shared_elsewhere"
 
 All else here is sent by workers.
 """
+
+
+def namespace_in(store: int, namespace: Namespace) -> Namespace:
+    """The namespace of what a store, a number of 64 bits, has of `namespace`."""
+    return namespace + store.to_bytes(8, "big")
+
+
+def is_in_store(namespace: Namespace) -> bool:
+    """True for the namespace of what a store has."""
+    return len(namespace) % 16 == 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +101,22 @@ class FreeMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreReach:
+    """A store behind a worker's host; all workers that name the same one can start from the same states."""
+
+    store: int
+    """64 bits that no other store has."""
+    s_per_token: float
+    """Seconds to read the KV of a token."""
+    s_per_state: float
+    """Seconds to read a state."""
+
+    def read_s(self, num_tokens: int) -> float:
+        """Seconds to read a state, and the KV of so many tokens before it."""
+        return num_tokens * self.s_per_token + self.s_per_state
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """All requests of a worker, whichever client sent them."""
 
@@ -102,6 +132,8 @@ class WorkerLoad:
     """None where it does not say."""
     age_s: float = 0.0
     """Seconds since it was so, when it was sent."""
+    store: StoreReach | None = None
+    """None where it has none."""
 
 
 @dataclass(frozen=True, slots=True)

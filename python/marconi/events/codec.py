@@ -18,8 +18,9 @@ keys of a map. So everything else is a key of an empty removal:
 
 The load (`WorkerLoad`) is nil, or left out:
 
-    [age_s, num_running, num_waiting, max_running, num_prefill_tokens, memory]
+    [age_s, num_running, num_waiting, max_running, num_prefill_tokens, memory, store]
     memory      nil, or [free_tokens, evictable_tokens, free_slots, evictable_slots]
+    store       nil, or [store, s_per_token, s_per_state]
 
 It ends an array, whose further elements decoders skip, so one that knows no loads reads the payload all the same.
 
@@ -53,7 +54,9 @@ from marconi.events.base import (
     Snapshot,
     StateRemoved,
     StateStored,
+    StoreReach,
     WorkerLoad,
+    is_in_store,
 )
 
 VERSION: Final = 1
@@ -70,6 +73,7 @@ _Digest: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=64)]
 _Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+_Store64: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Age: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
@@ -102,6 +106,12 @@ class _Memory(msgspec.Struct, array_like=True, frozen=True):
     evictable_slots: _Amount
 
 
+class _Store(msgspec.Struct, array_like=True, frozen=True):
+    store: _Store64
+    s_per_token: _Age
+    s_per_state: _Age
+
+
 class _Load(msgspec.Struct, array_like=True, frozen=True):
     age_s: _Age
     num_running: _Amount
@@ -109,6 +119,7 @@ class _Load(msgspec.Struct, array_like=True, frozen=True):
     max_running: _Count
     num_prefill_tokens: _Amount
     memory: _Memory | None
+    store: _Store | None = None
 
 
 class _From(msgspec.Struct, array_like=True, tag="from", frozen=True):
@@ -213,7 +224,7 @@ class Encoder:
 
     def _note(self, event: Event) -> None:
         match event:
-            case KvStored() if event.block_tokens != self._block_tokens:
+            case KvStored() if self._is_carried(event):
                 self._parts.update(event.block_hashes)
             case KvRemoved():
                 self._parts.difference_update(event.block_hashes)
@@ -221,6 +232,10 @@ class Encoder:
                 self._parts.clear()
             case _:
                 pass
+
+    def _is_carried(self, stored: KvStored) -> bool:
+        """True for parts, and for what is in a store: to other decoders either would be a block on the device."""
+        return stored.block_tokens != self._block_tokens or is_in_store(stored.namespace)
 
     def _is_part(self, removed: KvRemoved) -> bool:
         return bool(removed.block_hashes) and self._parts.issuperset(removed.block_hashes)
@@ -230,7 +245,7 @@ class Encoder:
         match event:
             case KvStored(hashes, parent, namespace, block_tokens):
                 block_hashes, above = signed(hashes), None if parent is None else _to_signed(parent)
-                if block_tokens != self._block_tokens:
+                if self._is_carried(event):
                     return _carried(_Part(block_hashes, above, namespace, block_tokens))
                 token_ids = list(published.token_ids)
                 tokens = msgspec.Raw(self._msgpack.encode(token_ids)) if token_ids else _NO_TOKENS
@@ -307,7 +322,10 @@ def _load_on_wire(load: WorkerLoad | None) -> _Load | None:
     memory: _Memory | None = None
     if held is not None:
         memory = _Memory(held.free_tokens, held.evictable_tokens, held.free_slots, held.evictable_slots)
-    return _Load(load.age_s, load.num_running, load.num_waiting, load.max_running, load.num_prefill_tokens, memory)
+    reach = load.store
+    store = None if reach is None else _Store(reach.store, reach.s_per_token, reach.s_per_state)
+    counts = load.num_running, load.num_waiting, load.max_running, load.num_prefill_tokens
+    return _Load(load.age_s, *counts, memory, store)
 
 
 def _load(wire: _Load | None) -> WorkerLoad | None:
@@ -317,7 +335,10 @@ def _load(wire: _Load | None) -> WorkerLoad | None:
     memory: FreeMemory | None = None
     if held is not None:
         memory = FreeMemory(held.free_tokens, held.evictable_tokens, held.free_slots, held.evictable_slots)
-    return WorkerLoad(wire.num_running, wire.num_waiting, wire.max_running, wire.num_prefill_tokens, memory, wire.age_s)
+    reach = wire.store
+    store = None if reach is None else StoreReach(reach.store & MAX_HASH, reach.s_per_token, reach.s_per_state)
+    counts = wire.num_running, wire.num_waiting, wire.max_running, wire.num_prefill_tokens
+    return WorkerLoad(*counts, memory, wire.age_s, store)
 
 
 def _num_hashes(wire: _Wire) -> int:

@@ -6,8 +6,8 @@
 An id above 32 bits (images have such) makes it SHA-256(digest before, 0xff, ids of 8 bytes). The first block follows
 nothing, or SHA-256("sglang-cache-salt-v1\\0", salt) of a tenant. In a namespace with an `extra_key` or a salt the hash
 is SHA-256(seed, those 8 bytes)[:8], its seed over both: SGLang's `dynamo` format, without which two adapters would
-share hashes. So equal hashes are equal prefixes of one namespace, whichever worker made them. The last block of a
-prefix may be short, and is hashed all the same.
+share hashes. In a store's namespace it is XOR the store (`base.Namespace`). So equal hashes are equal prefixes of one
+namespace, whichever worker made them. The last block of a prefix may be short, and is hashed all the same.
 
 Sources: `srt/mem_cache/utils.py:compute_node_event_hash_values`, `srt/mem_cache/hash_binding.cpp`,
 `srt/disaggregation/kv_events.py:namespaced_block_hash`.
@@ -20,7 +20,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from marconi.events.base import Namespace
+from marconi.events.base import Namespace, namespace_in
 
 ID_BYTES: Final = 8
 """Bytes of a token in packed ids: int64, little-endian, not negative."""
@@ -35,9 +35,11 @@ class HashSpace:
     start: bytes
     """The digest that the first block follows; empty for none."""
     seed: bytes | None
+    store: int = 0
+    """The store whose contents these are; 0 for those of a device."""
 
     @classmethod
-    def of(cls, model: str | None, extra_key: str | None, cache_salt: str | None) -> Self:
+    def of(cls, model: str | None, extra_key: str | None, cache_salt: str | None, store: int = 0) -> Self:
         """The hash scheme of an adapter and a tenant of `model`; an empty text counts as none."""
         extra_key, cache_salt = extra_key or None, cache_salt or None
         names = (model, extra_key, cache_salt)
@@ -45,13 +47,13 @@ class HashSpace:
         start = b"" if cache_salt is None else sha256(b"sglang-cache-salt-v1\0" + cache_salt.encode()).digest()
         is_plain = extra_key is None and cache_salt is None
         seed = None if is_plain else _joined(b"sglang-kv-event-namespace-v1", (extra_key, cache_salt))
-        return cls(namespace, start, seed)
+        return cls(namespace_in(store, namespace) if store else namespace, start, seed, store)
 
     def hash(self, digest: bytes) -> int:
         """The hash of a block with this digest."""
         if self.seed is not None:
             digest = sha256(self.seed + digest[:8]).digest()
-        return int.from_bytes(digest[:8], "big")
+        return int.from_bytes(digest[:8], "big") ^ self.store
 
     def digests(self, before: bytes, packed: bytes, block_tokens: int) -> list[bytes]:
         """The digests of the blocks of `packed` ids, the last of which may be short; they follow `before`."""

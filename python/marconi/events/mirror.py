@@ -167,7 +167,7 @@ class Mirror:
             span.digests += digests
             span.hashes += [space.hash(digest) for digest in digests]
             stored = self._stored(span, num_before)
-            if self._has_tokens:
+            if self._has_tokens and not tenant.store:
                 token_ids = np.frombuffer(packed, "<i8").tolist()
                 yield Published(stored, token_ids, tenant.cache_salt, self._adapter_of(tenant))
             else:

@@ -19,10 +19,12 @@ MAX_CHANGES: Final = 1 << 18
 
 
 class Tenant(NamedTuple):
-    """The owner of a namespace: an adapter and a tenant's salt."""
+    """The owner of a namespace: an adapter and a tenant's salt, on the device or in a store."""
 
     extra_key: str | None = None
     cache_salt: str | None = None
+    store: int = 0
+    """0 for the device."""
 
 
 class Held(NamedTuple):
@@ -124,9 +126,13 @@ class TreeLog:
         """Log that the whole tree is dropped."""
         self._append(Flushed())
 
-    def _append(self, change: Change) -> None:
+    def own(self, change: Change) -> None:
+        """Log a change that only this log's reader gets."""
         if len(self.changes) >= MAX_CHANGES:
             self.close()
         self.changes.append(change)
+
+    def _append(self, change: Change) -> None:
+        self.own(change)
         if self._also is not None:
             self._also._append(change)

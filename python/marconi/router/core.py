@@ -198,5 +198,6 @@ class RouterCore:
 
 
 def _is_timed(ticket: Ticket) -> bool:
-    """True if a request had no prefill ahead of it, and its tokens are known."""
-    return ticket.is_next and bool(ticket.prompt.chain.hashes)
+    """True if a request had no prefill ahead of it, its tokens are known, and none of them may be read from a store."""
+    is_computed = ticket.decision.worker.num_stored_tokens <= ticket.num_cached_tokens
+    return ticket.is_next and is_computed and bool(ticket.prompt.chain.hashes)

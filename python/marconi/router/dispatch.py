@@ -16,7 +16,7 @@ routes a live fleet and a simulated one; time is passed in. One thread.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -30,7 +30,7 @@ from marconi.router.affinity import Affinity, Seen, Served
 from marconi.router.index import NO_HIT, Chain, Hit
 from marconi.router.load_report import Others
 from marconi.router.pace import Paces
-from marconi.router.routing import Candidate, Decision, Query, Routing
+from marconi.router.routing import Candidate, Decision, Query, Routing, reads
 from marconi.router.sync import Fleet
 
 KEY_TOKENS: Final = 1024
@@ -422,12 +422,15 @@ class Dispatcher:
         if seen is not None and seen.num_prompt_tokens <= num_known_tokens:
             # It continues that request, as a conversation's next turn does, and diverges from nobody.
             num_known_tokens = 0
-        candidates = [self._candidate(name, prompt, hits.get(name, NO_HIT), seen, now_s) for name in names]
+        stored = self._stored(prompt.chain, names, now_s)
+        candidates = [self._candidate(name, prompt, hits.get(name, NO_HIT), seen, stored, now_s) for name in names]
         decision = self.routing.choose(Query(prompt.num_tokens, prompt.key, num_known_tokens), candidates)
         name = decision.worker.name
         cached = min(decision.worker.num_hit_tokens, prompt.num_tokens - 1)
         load, last = self._loads[name], len(prompt.chain.hashes) - 1
-        prefill_s = decision.worker.pace * self.latency.seconds(cached, prompt.num_tokens)
+        prefill_s = reads(self.latency, prompt.num_tokens, decision.worker, cached)
+        if prefill_s is None:
+            prefill_s = decision.worker.pace * self.latency.seconds(cached, prompt.num_tokens)
         ticket = Ticket(decision, prompt, prefill_s, now_s, not load.has_prefills(now_s))
         load.begin(ticket, now_s)
         served = self.affinity.serve(name, prompt.chain, now_s)
@@ -468,8 +471,17 @@ class Dispatcher:
             load.check_invariants()
             assert load.num_running == sum(each is load for each in loads)
 
-    def _candidate(self, name: str, prompt: Prompt, hit: Hit, seen: Seen | None, now_s: float) -> Candidate:
+    def _stored(self, chain: Chain, names: Iterable[str], now_s: float) -> dict[int, int]:
+        """Tokens of a chain up to the deepest state in each store behind the workers."""
+        stores = {reach.store for name in names if (reach := self.load(name, now_s).others.store) is not None}
+        return {store: self.fleet.num_stored_tokens(chain, store) for store in stores}
+
+    def _candidate(
+        self, name: str, prompt: Prompt, hit: Hit, seen: Seen | None, stored: Mapping[int, int], now_s: float
+    ) -> Candidate:
         load = self.load(name, now_s)
+        reach = load.others.store
+        num_stored_tokens = 0 if reach is None else stored[reach.store]
         num_new_tokens = prompt.num_tokens - min(hit.num_tokens, prompt.num_tokens - 1)
         return Candidate(
             name,
@@ -481,4 +493,6 @@ class Dispatcher:
             self.affinity.warm_tokens(name, now_s),
             self.fleet.turnover(name),
             self.paces.of(name, now_s),
+            num_stored_tokens,
+            0.0 if reach is None else reach.read_s(max(num_stored_tokens - hit.num_kv_tokens, 0)),
         )

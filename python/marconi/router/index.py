@@ -30,7 +30,17 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from marconi.events.base import MAX_HASH, Cleared, Event, KvRemoved, KvStored, Namespace, StateRemoved, StateStored
+from marconi.events.base import (
+    MAX_HASH,
+    Cleared,
+    Event,
+    KvRemoved,
+    KvStored,
+    Namespace,
+    StateRemoved,
+    StateStored,
+    namespace_in,
+)
 from marconi.router.space import MARKED, Holding, IndexStats, Space
 
 MAX_BLOCKS: Final = 4_000_000
@@ -52,6 +62,17 @@ class Chain:
     tail: Callable[[int], int | None] | None = None
     """The hash of the part of a block that ends at a depth; None past the prompt's end. Called only for lengths of
     parts that a worker holds there."""
+
+    def within(self, store: int) -> "Chain":
+        """The same prompt in a store."""
+        tail = self.tail
+
+        def in_store(depth: int) -> int | None:
+            part = None if tail is None else tail(depth)
+            return None if part is None else part ^ store
+
+        hashes = tuple([each ^ store for each in self.hashes])
+        return Chain(namespace_in(store, self.namespace), hashes, None if tail is None else in_store)
 
 
 class Hit(NamedTuple):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeGuard
 
-from marconi.events.base import FreeMemory, WorkerLoad
+from marconi.events.base import FreeMemory, StoreReach, WorkerLoad
 
 _HISTORY_S: Final = 60.0
 """How far back this router remembers what it sent."""
@@ -129,6 +129,11 @@ class Others:
     def max_running(self) -> int | None:
         """The limit that the worker reported last, however long ago: it is a setting of the worker's; None before."""
         return None if self._last is None else self._last.load.max_running
+
+    @property
+    def store(self) -> StoreReach | None:
+        """The store that the worker reported last, however long ago; None before, or where it has none."""
+        return None if self._last is None else self._last.load.store
 
     def num_requests(self, now_s: float) -> float:
         """Requests of others."""

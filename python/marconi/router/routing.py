@@ -4,6 +4,7 @@
     cost on w                   =  prefill from what w has of the prompt
                                    + turnover of w x prefill of what w has no KV of
     price of w                  =  wait on w  +  (1 + queue) x cost on w
+    prefill from what w has     =  from the deepest state on w, or from the one in the store behind w, once that is read
     all in seconds, by the model's own prefill times (`model.LatencyModel`) and the worker's pace (`pace.Paces`)
     queue                       =  the least wait of all workers / the prefill of the whole prompt
 
@@ -119,6 +120,10 @@ class Candidate(NamedTuple):
     """
     pace: float = 1.0
     """Seconds of its prefills over those of the model's times, which are the fleet's (`pace.Paces`)."""
+    num_stored_tokens: int = 0
+    """Tokens of the prompt up to the deepest state in the store behind it, whoever put it there."""
+    read_s: float = 0.0
+    """Seconds until it has read that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,15 @@ def expected_ttft_s(latency: LatencyModel, query: Query, worker: Candidate, num_
     """Time to the first token on a worker that has so many tokens of the prompt; the last is always computed."""
     num_cached_tokens = min(num_cached_tokens, query.num_prompt_tokens - 1)
     return worker.work_ahead_s + worker.pace * latency.seconds(num_cached_tokens, query.num_prompt_tokens)
+
+
+def reads(latency: LatencyModel, num_prompt_tokens: int, worker: Candidate, num_cached_tokens: int) -> float | None:
+    """The prefill from what its store has, and the read before it; None if so many cached tokens are as good."""
+    if worker.num_stored_tokens <= num_cached_tokens:
+        return None
+    stored = min(worker.num_stored_tokens, num_prompt_tokens - 1)
+    read_s = worker.read_s + worker.pace * latency.seconds(stored, num_prompt_tokens)
+    return read_s if read_s < worker.pace * latency.seconds(num_cached_tokens, num_prompt_tokens) else None
 
 
 def rendezvous(key: bytes, workers: Sequence[Candidate]) -> Candidate:
@@ -328,6 +342,8 @@ class LeastPrice:
         offers = []
         for worker, num_tokens in zip(workers, cached, strict=True):
             computed_s = worker.pace * prefill_s[num_tokens]
+            if worker.num_stored_tokens > num_tokens:
+                computed_s = reads(self.latency, query.num_prompt_tokens, worker, num_tokens) or computed_s
             displaced_s = worker.pace * prefill_s[worker.num_kv_tokens] * worker.turnover
             price_s = worker.work_ahead_s + (1 + queue) * (computed_s + displaced_s)
             offers.append(_Offer(worker, worker.work_ahead_s + computed_s, price_s))

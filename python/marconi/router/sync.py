@@ -408,6 +408,10 @@ class Fleet:
             hits[worker] = Hit(max(num_tokens, known.num_tokens), max(num_tokens, known.num_kv_tokens))
         return hits
 
+    def num_stored_tokens(self, chain: Chain, store: int) -> int:
+        """Tokens of a chain up to the deepest state that a store has, whichever worker put it there."""
+        return max((hit.num_tokens for hit in self.index.hits(chain.within(store)).values()), default=0)
+
     def _note(self, sync: WorkerSync) -> None:
         if sync.is_idle:
             self._busy.pop(sync.worker, None)

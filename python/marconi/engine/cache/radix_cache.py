@@ -85,6 +85,7 @@ from marconi.engine.reports.record import ended
 from marconi.engine.reports.stats import CacheStats, kind_of_hit
 from marconi.engine.reports.status import CacheSettings, HostUse, Status, StoreUse, Use
 from marconi.engine.reports.trail import Trail
+from marconi.events.base import StoreReach
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.lifecycle.pools import NOTHING, Amount
 from marconi.lifecycle.running import by_precedence, take_planned
@@ -287,6 +288,11 @@ class MarconiRadixCache(UnifiedRadixCache):
     def save(self) -> dict[str, Any] | None:
         """Write on what is held to the store behind the host; empty without one."""
         return {}
+
+    @property
+    def store_reach(self) -> StoreReach | None:
+        """The store behind the host, as a router prices it; None without one."""
+        return None
 
     @property
     def store_use(self) -> StoreUse | None:

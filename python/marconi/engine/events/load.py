@@ -57,15 +57,15 @@ class LoadReporter:
         num_running = len(batch.reqs)
         if is_prefill and not batch.forward_mode.is_mixed():
             num_running += len(scheduler.running_batch.reqs)
-        self._publish(
-            WorkerLoad(num_running, len(scheduler.waiting_queue), self._max_running, num_tokens, self._memory())
-        )
+        counts = num_running, len(scheduler.waiting_queue), self._max_running, num_tokens
+        self._publish(WorkerLoad(*counts, self._memory(), store=self._cache.store_reach))
 
     def idle(self) -> None:
         """Publish that nothing runs and nothing waits; a second time does nothing."""
         if not self._is_idle and self._max_running:
             self._is_idle, self._num_launched_tokens = True, 0
-            self._publish(WorkerLoad(0, 0, self._max_running, 0, self._memory()))
+            load = WorkerLoad(0, 0, self._max_running, 0, self._memory(), store=self._cache.store_reach)
+            self._publish(load)
 
     def _memory(self) -> FreeMemory:
         cache = self._cache

@@ -16,6 +16,11 @@ from sglang.srt.mem_cache.hicache_storage import PoolTransfer, PoolTransferResul
 class Objects(Protocol):
     """The objects of a store that are one rank's, or every rank's."""
 
+    @property
+    def place(self) -> str:
+        """Where the objects are, in words that the servers of another store do not have."""
+        ...
+
     def find(self, names: list[str], transfers: list[PoolTransfer]) -> PoolTransferResult:
         """How many of the first of `names`, pages of KV, there are, up to one with a state: `NAME.POOL`."""
         ...

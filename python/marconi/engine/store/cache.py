@@ -2,6 +2,7 @@
 
     written    between two steps the copies that the host drops next are chosen (`policy/store.py`) and written by
                SGLang's thread; they are locked meanwhile
+    told       what was written and read is published beside the device's contents, for routers (`events/store_log.py`)
     asked      when a request comes whose prompt neither tier holds to its end, SGLang's thread asks the store for the
                pages of the whole path, and for the deepest state that follows them
     read       if that saves time and the host has room: the KV beyond what the host has of the path then, and the
@@ -22,7 +23,6 @@ import json
 import logging
 import time
 from array import array
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -39,10 +39,12 @@ from marconi.engine.cache.tree_core import ROOT, namespace_of, path_of
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.reports.status import StoreUse
 from marconi.engine.store.identity import ModelWeights, facts_of_states
+from marconi.engine.store.saving import Saving
 from marconi.engine.store.sealed import SealedStore
+from marconi.events.base import StoreReach
+from marconi.events.store_log import StoreLog
 from marconi.events.tree_log import Tenant
-from marconi.policy.base import Need
-from marconi.policy.store import StoreBehind, most_valuable_first, stored_above
+from marconi.policy.store import StoreBehind, stored_above
 from marconi.tree import HostCopy, Node
 
 if TYPE_CHECKING:
@@ -55,8 +57,6 @@ logger = logging.getLogger(__name__)
 SAVE_S: Final = 10.0
 """SGLang kills a scheduler that has not ended 15 s after it was asked to."""
 _POLL_S: Final = 0.001
-_NUM_AT_ONCE: Final = 4
-"""States that are being copied and written at a time where all are saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,9 @@ class StoredRadixCache(TieredRadixCache):
         self._writes: dict[int, tuple[HostCopy, StorageOperation]] = {}
         self._is_ready = False
         """Whether the store is, on every rank."""
-        self._saving: _Saving | None = None
+        self._saving: Saving | None = None
+        self._told: StoreLog | None = None
+        """Where this rank publishes events."""
 
     def reset(self) -> None:
         """Clear both tiers, once no thread reads or writes; the store stays, unless the weights are others."""
@@ -179,6 +181,15 @@ class StoredRadixCache(TieredRadixCache):
         return is_cleared
 
     @property
+    def store_reach(self) -> StoreReach | None:
+        """The store, at the speed of reading that decisions take; None while it is not used."""
+        tier, bytes_per_s = self.tree_core.tier, self.behind.bytes_per_s
+        if not self._is_ready or tier is None:
+            return None
+        costs = tier.times.costs
+        return StoreReach(self._number, costs.kv_bytes_per_token / bytes_per_s, costs.state_bytes / bytes_per_s)
+
+    @property
     def store_use(self) -> StoreUse | None:
         """The store."""
         store = self.store
@@ -220,6 +231,9 @@ class StoredRadixCache(TieredRadixCache):
             parts = self._agreed([own >> 32, own & 0xFFFFFFFF], torch.int64, torch.distributed.ReduceOp.SUM)
             self.store.use("".join(f"{part:010x}" for part in parts))
             self._is_ready = True
+            self._number = self.store.number
+            if self.log is not None:
+                self._told = StoreLog(self.log, self._number)
 
     def _agreed(self, numbers: list[Any], dtype: torch.dtype, by: Any) -> list[Any]:
         """`numbers` of all ranks, reduced."""
@@ -239,17 +253,11 @@ class StoredRadixCache(TieredRadixCache):
         assert rows is not None
         above = stored_above(copy)
         from_depth, last_hash = (0, None) if above is None else (above.depth, above.stored_as)
-        parts = list[bytes]()
-        root = node
-        while root.parent is not None:
-            if root.depth > from_depth:
-                parts.append(root.key)
-            root = root.parent
-        namespace = next(each for each, known in core.hybrid.tree.roots.items() if known is root)
-        tenant = Tenant(None, None) if namespace == 0 else self._tenants.get(namespace)
+        path, namespace = self._path_to(node)
+        tenant = self._tenant_of(namespace)
         if tenant is None:
             return
-        tokens = array("q", b"".join(reversed(parts)))[-(node.depth - from_depth) :]
+        tokens = array("q", path)[from_depth:]
         key = RadixKey(tokens, extra_key=tenant.extra_key, cache_salt=tenant.cache_salt)
         hashes = get_storage_hash_str(key, last_hash, page_size=self.page_size)
         kv = PoolTransfer(name=PoolName.KV, host_indices=rows.path_rows(node, from_depth), keys=list(hashes))
@@ -270,6 +278,24 @@ class StoredRadixCache(TieredRadixCache):
         self.behind.being_written[copy] = None
         self.cache_controller.backup_queue.put(operation)
 
+    def _path_to(self, node: Node) -> tuple[bytes, int]:
+        """The path of a node, and its name space."""
+        keys, above = list[bytes](), node
+        while above.parent is not None:
+            keys.append(above.key)
+            above = above.parent
+        roots = self.tree_core.hybrid.tree.roots
+        return b"".join(reversed(keys)), next(each for each, root in roots.items() if root is above)
+
+    def _tenant_of(self, namespace: int) -> Tenant | None:
+        return Tenant() if namespace == 0 else self._tenants.get(namespace)
+
+    def _tell(self, path: bytes, namespace: int) -> None:
+        """Publish that the store has the state at the end of `path`."""
+        tenant = self._tenant_of(namespace)
+        if self._told is not None and tenant is not None:
+            self._told.stored(path, namespace, tenant)
+
     def _put(self, copy: HostCopy, operation: StorageOperation, *, is_whole: bool) -> None:
         """The stores of all ranks have a copy, or one failed to take it: then it may be chosen once it was used."""
         self.behind.being_written.pop(copy, None)
@@ -277,6 +303,7 @@ class StoredRadixCache(TieredRadixCache):
             assert operation.hash_value is not None
             copy.stored_as = operation.hash_value[-1]
             self.num_writes += 1
+            self._tell(*self._path_to(copy.node))
         else:
             self.num_lost += 1
 
@@ -284,7 +311,7 @@ class StoredRadixCache(TieredRadixCache):
         """Write on what both tiers hold, between two steps: None until all is written, then how much, or an `error`."""
         if not self._is_ready:
             return {"error": "the store cannot be used yet: the weights are being digested"}
-        self._saving = self._saving or _Saving(self)
+        self._saving = self._saving or Saving(self, self.behind, self._write)
         if self._saving.advance():
             return None
         saved, self._saving = self._saving, None
@@ -292,7 +319,7 @@ class StoredRadixCache(TieredRadixCache):
 
     def _save_last(self) -> None:
         """Write what both tiers hold as long as a scheduler that ends may take, each rank by itself."""
-        until_s, saving = time.monotonic() + SAVE_S, _Saving(self)
+        until_s, saving = time.monotonic() + SAVE_S, Saving(self, self.behind, self._write)
         self.settle()
         while saving.advance() and time.monotonic() < until_s:
             self._wait_for_copies()
@@ -337,8 +364,13 @@ class StoredRadixCache(TieredRadixCache):
         """The store has answered: a hit that is not to be read is none."""
         super()._invalidate_absent_from_hit_query(operation)
         info = self.ongoing_prefetch.get(operation.handle)
-        if info is not None and operation.storage_hit_count and not operation.is_terminated():
-            depth = int(operation.storage_hit_count)
+        if info is None or operation.is_terminated():
+            return
+        depth = int(operation.storage_hit_count)
+        if self._told is not None:
+            key = info.prefetch_key
+            self._told.found(path_of(key.token_ids, len(key)), depth, namespace_of(key.extra_key, key.cache_salt))
+        if depth:
             last_hash = operation.all_hash_values[depth // self.page_size - 1]
             read = self._to_read(info.prefetch_key, depth, last_hash)
             if read is None:
@@ -424,69 +456,8 @@ class StoredRadixCache(TieredRadixCache):
         assert node.host_copy is not None
         node.host_copy.stored_as = read.stored_as
         self.num_reads += 1
+        self._tell(read.path, read.namespace)
         return read.depth - start
-
-
-class _Saving:
-    """The states of both tiers on their way to the store: the most valuable first, a few at a time."""
-
-    def __init__(self, cache: StoredRadixCache) -> None:
-        core, tier = cache.tree_core, cache.tree_core.tier
-        assert tier is not None
-        self._cache, self._tier = cache, tier
-        held = most_valuable_first(core.hybrid, tier.eviction, cache.clock())
-        held = [node for node in held if node.has_copy or tier.times.worth_of(node, Need.KV) > 0]
-        self.num_held = len(held)
-        """But those that the host would not take."""
-        self._left = deque(held)
-        self._begun: list[Node] = []
-        """Those that are being copied to the host, or written."""
-        self._tried: set[Node] = set()
-        self.num_written = 0
-        """Those that the store has."""
-
-    def advance(self) -> bool:
-        """Begin to write more; False once all are written that can be."""
-        begun, self._begun = self._begun, []
-        for node in begun:
-            self._write(node)
-        while len(self._begun) < _NUM_AT_ONCE and self._left:
-            node = self._left[0]
-            if node.has_state and not node.has_copy:
-                # What gives way to it on the host is written before.
-                for copy in self._cache.behind.choose(self._cache.clock()):
-                    self._cache._write(copy)
-                if self._cache.behind.being_written and not self._tier.has_room(_num_new_tokens(node)):
-                    break
-                if self._tier.take(node, self._cache.clock()):
-                    self._cache._begin_copy(node)
-            self._left.popleft()
-            self._write(node)
-        return bool(self._begun or self._left)
-
-    def _write(self, node: Node) -> None:
-        """Write a copy once it is there; the host may have dropped one that was written."""
-        copy = node.host_copy
-        if copy is None:
-            return
-        if copy.stored_as is not None:
-            self.num_written += 1
-        elif not copy.is_held:
-            return
-        elif copy in self._cache.behind.being_written or node in self._tier.being_copied:
-            self._begun.append(node)
-        elif node not in self._tried:
-            self._tried.add(node)
-            self._cache._write(copy)
-            self._begun.append(node)
-
-
-def _num_new_tokens(node: Node) -> int:
-    """Tokens that the host has to take with a copy of `node`."""
-    above = node
-    while above.parent is not None and not above.is_hosted:
-        above = above.parent
-    return node.depth - above.depth
 
 
 def _is_whole(operation: StorageOperation) -> bool:

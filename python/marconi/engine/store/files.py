@@ -6,12 +6,17 @@ delays that its own tests ask for. What one server of a fleet removes, the other
 Source of what it drives: the class `HiCacheFile` of `srt/mem_cache/hicache_storage.py`.
 """
 
+import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolTransfer, PoolTransferResult
+
+NAMED: Final = "marconi-store"
+"""The file that tells a folder from all others."""
 
 
 class Files:
@@ -25,6 +30,11 @@ class Files:
         folder = Path(self._files.file_path)
         if not any(folder.iterdir()):
             folder.chmod(0o700)
+        named = folder / NAMED
+        with suppress(FileExistsError), named.open("x") as new:
+            new.write(secrets.token_hex(16))
+        self.place = named.read_text()
+        """A number in the folder: its path says not which host's it is."""
 
     def find(self, names: list[str], transfers: list[PoolTransfer]) -> PoolTransferResult:
         """How many of the first of `names`, pages of KV, there are, up to one with a state: `NAME.POOL`."""

@@ -46,6 +46,7 @@ class Mooncake:
         self._prefix = f"{backend.config_prefix}_" if backend.config_prefix else ""
         self._rank = f"-{config.tp_rank}-{config.tp_size}-{config.pp_rank}-{config.pp_size}"
         self._shares_latents = config.is_mla_model
+        self.place = f"{backend.config.master_server_address} {backend.config.tenant_id}"
         self._local = threading.local()
 
     def find(self, names: list[str], transfers: list[PoolTransfer]) -> PoolTransferResult:
