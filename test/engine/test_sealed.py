@@ -65,7 +65,7 @@ def backend_of(folder: Path) -> Any:
         return HiCacheFile(config, str(folder))
     client = MooncakeDistributedStore()
     client.setup()
-    settings = SimpleNamespace(standalone_storage=False)
+    settings = SimpleNamespace(standalone_storage=False, master_server_address="none", tenant_id="default")
     return SimpleNamespace(store=client, config=settings, storage_config=config, config_prefix="model")
 
 
@@ -130,6 +130,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 def test_an_empty_folder_becomes_the_users_own(tmp_path: Path) -> None:
     Server(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_servers_of_one_store_and_one_identity_have_its_number(folder: Path) -> None:
+    first, second, other = Server(folder), Server(folder), Server(folder, "second")
+    assert first.store.number == second.store.number != other.store.number
+    if FOLDER not in os.environ:
+        assert Server(folder.with_name("another")).store.number != first.store.number
+        assert len(list(folder.iterdir())) == 1
 
 
 def test_what_is_written_is_read_by_the_next_server_of_the_same_identity(folder: Path) -> None:

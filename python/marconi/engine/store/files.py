@@ -30,11 +30,8 @@ class Files:
         folder = Path(self._files.file_path)
         if not any(folder.iterdir()):
             folder.chmod(0o700)
-        named = folder / NAMED
-        with suppress(FileExistsError), named.open("x") as new:
-            new.write(secrets.token_hex(16))
-        self.place = named.read_text()
-        """A number in the folder: its path says not which host's it is."""
+        self.place = _number_of(folder)
+        """A number in the folder: its path does not say which host's it is."""
 
     def find(self, names: list[str], transfers: list[PoolTransfer]) -> PoolTransferResult:
         """How many of the first of `names`, pages of KV, there are, up to one with a state: `NAME.POOL`."""
@@ -76,3 +73,14 @@ class Files:
 
     def close(self) -> None:
         """Nothing: a folder stays."""
+
+
+def _number_of(folder: Path) -> str:
+    """The number of a folder, which the first server gives it: whole or not at all, as others may start with it."""
+    number = secrets.token_hex(16)
+    written = folder / f".{number}"
+    written.write_text(number)
+    with suppress(FileExistsError):
+        (folder / NAMED).hardlink_to(written)
+    written.unlink()
+    return (folder / NAMED).read_text()
