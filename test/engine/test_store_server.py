@@ -30,7 +30,7 @@ from marconi_cpu.demo.server_process import ServerProcess
 from .client import HTTP, random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
 from .listener import Prompt, listener
-from .loopback_mooncake.mooncake.store import FOLDER
+from .loopback_mooncake.mooncake.store import DOWN, FOLDER
 from .matrix import NEXTN, TIGHT_KV_TOKENS
 from .processes import free_ports, is_gone
 from .reference import Reference
@@ -62,7 +62,9 @@ class Store:
 
     backend: str
     extra_config: dict[str, object]
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...]
+    kill: Callable[[], object]
+    """End it, while servers run."""
 
     @property
     def args(self) -> tuple[str, ...]:
@@ -84,12 +86,14 @@ def running_mooncake(folder: Path) -> Iterator[Store]:
             *("--host=127.0.0.1", f"--port={port + 2}", "--global_segment_size=512MB"),
         ),
     )
+    processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as running:
         for command in commands:
             log = running.enter_context((folder / command[0].name).open("wb"))
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
             running.callback(process.wait)
             running.callback(process.kill)
+            processes.append(process)
             time.sleep(1.0)
             assert process.poll() is None, (folder / command[0].name).read_text()
         yield Store(
@@ -102,6 +106,7 @@ def running_mooncake(folder: Path) -> Iterator[Store]:
                 "global_segment_size": 0,
             },
             WITHOUT_RDMA,
+            lambda: [process.kill() for process in processes],
         )
 
 
@@ -115,10 +120,13 @@ def why_no_mooncake() -> str | None:
 @contextmanager
 def running(kind: str, folder: Path) -> Iterator[Store]:
     """The store of a kind, empty."""
+    objects = folder / "store"
     if kind == "file":
-        yield Store("file", {}, (("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(folder / "store")),))
+        env = (("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(objects)),)
+        yield Store("file", {}, env, lambda: objects.rename(folder / "elsewhere"))
     elif kind == "stand-in":
-        yield Store("mooncake", {"master_server_address": "none"}, ((FOLDER, str(folder / "store")), *WITHOUT_RDMA))
+        env = (FOLDER, str(objects)), *WITHOUT_RDMA
+        yield Store("mooncake", {"master_server_address": "none"}, env, (objects / DOWN).touch)
     else:
         if (why := why_no_mooncake()) is not None:
             pytest.skip(f"Mooncake's client cannot be used: {why}")
@@ -215,11 +223,13 @@ def test_what_a_server_wrote_is_read_by_itself_by_another_and_by_the_next(
     every = range(NUM_CONVERSATIONS)
     with running(kind, tmp_path) as store:
         servers = Servers(family, more, env, store, tmp_path)
-        _wrote_is_read(servers, every, models, preload)
+        _wrote_is_read(servers, every, models, preload, store.kill)
     assert references(family).divergences(servers.exchanges) == []
 
 
-def _wrote_is_read(servers: Servers, every: Sequence[int], models: dict[str, Path], preload: EntryPoint) -> None:
+def _wrote_is_read(
+    servers: Servers, every: Sequence[int], models: dict[str, Path], preload: EntryPoint, kill: Callable[[], object]
+) -> None:
     with servers.start(models, preload) as (server, _), listener(server.url) as heard:
         servers.turn(server.url, every)
         assert settled(server)["num_written"] >= NUM_CONVERSATIONS // 3
@@ -244,6 +254,9 @@ def _wrote_is_read(servers: Servers, every: Sequence[int], models: dict[str, Pat
         again = servers.turn(server.url, every)
         assert settled(server)["num_lost"] == 0
         assert num_resumed(again) >= NUM_CONVERSATIONS - 1
+        kill()
+        servers.turn(server.url, every)
+        assert settled(server)["num_failed"] > 0
 
 
 def test_damaged_objects_are_named_and_computed_anew(

@@ -19,6 +19,7 @@ from marconi.engine.cache.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHM
 from marconi.engine.launch import support
 from marconi.engine.launch.flags import Flags
 from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS
+from marconi.engine.launch.storage import has_wrong_size, written_bytes_per_day
 from marconi.engine.launch.support import NOTED, UNSUPPORTED, Facts, Launch, Noted, Unsupported, notes, require
 from marconi.engine.plugin.backend import require_room
 from marconi.engine.version import Refusal
@@ -65,6 +66,28 @@ def test_what_does_not_go_is_refused_in_one_line(unsupported: Unsupported) -> No
     assert "\n" not in line
     assert line.startswith(unsupported.option)
     assert value is True or str(value) in line
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wrong"),
+    [
+        (None, False),
+        ("{}", False),
+        ("no JSON", False),
+        ('{"max_size": "2T", "min_free_space": "500Gi", "max_written_per_day": 1000}', False),
+        ('{"max_size": 0, "min_free_space": ""}', False),
+        ('{"max_size": "2TB"}', True),
+        ('{"min_free_space": "a tenth"}', True),
+        ('{"max_written_per_day": "-5G"}', True),
+    ],
+)
+def test_a_size_that_sglang_would_take_for_none_is_refused(text: str | None, is_wrong: bool) -> None:
+    assert has_wrong_size(text) is is_wrong
+
+
+def test_what_a_store_may_be_written_a_day_is_bytes() -> None:
+    found = [written_bytes_per_day(each) for each in (None, {}, {"max_written_per_day": "500G"})]
+    assert found == [None, None, 500_000_000_000]
 
 
 def test_sglangs_own_defaults_are_served() -> None:

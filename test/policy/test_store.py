@@ -158,6 +158,22 @@ def test_what_leaves_is_written_once_in_order_if_it_pays(store_bytes_per_s: floa
     assert [copy.is_held for copy in (first, second, third, fourth)] == [True, False, True, True]
 
 
+def test_no_more_is_written_than_a_day_may_have_whatever_comes() -> None:
+    """An hour's worth at once, and never more than a copy above it."""
+    host = Host(HostMemory(300, 12))
+    one = host.behind._bytes_of(5)
+    host.behind = StoreBehind(host.tier, FAST, written_bytes_per_day=24 * 2 * one)
+    num_written = 0
+    for index in range(200):
+        host.now_s = 60.0 * index
+        host.come(index, 7, 7, 7, 7)
+        for copy in host.choose():
+            num_written += 1
+            host.end_write(copy)
+        assert num_written <= 2 * (1 + host.now_s / 3600) + 1
+    assert num_written >= 2 * 200 / 60
+
+
 def test_a_state_that_is_expected_has_its_room_until_it_is_expected_no_more() -> None:
     host = Host(HostMemory(10, 4))
     first, second = host.come(1, 1, 1, 1), host.come(2, 2, 2, 2)

@@ -17,9 +17,11 @@ When a server ends, and on demand, what both tiers hold is written, `most_valuab
 last, then the copies by the host's own order, at last what the device is about to evict without one. What a client or
 the end of a session has demoted is not written: it would come back as valuable as the rest.
 
-`bytes_per_s` is what reading was measured at; until it is, `FIRST_BYTES_PER_S`.
+`bytes_per_s` is what reading was measured at; until it is, `FIRST_BYTES_PER_S`. What is written a day may be bounded,
+for a disk's sake: evenly, an hour's worth at once. The states that are saved at the end, or on demand, are not counted.
 """
 
+import math
 from typing import Final
 
 import numpy as np
@@ -33,6 +35,8 @@ from marconi.policy.write_behind import MARGIN
 from marconi.tree import HostCopy, Match, Node
 
 FIRST_BYTES_PER_S: Final = 500e6
+_DAY_S: Final = 86_400.0
+_ALLOWANCE_S: Final = 3_600.0
 DEMAND_DECAY: Final = 0.99
 """Factor of what lately came at once, at each step."""
 
@@ -40,8 +44,13 @@ DEMAND_DECAY: Final = 0.99
 class StoreBehind:
     """Which copies of a host tier are written, and what is read."""
 
-    def __init__(self, tier: HostTier, bytes_per_s: float = FIRST_BYTES_PER_S) -> None:
+    def __init__(
+        self, tier: HostTier, bytes_per_s: float = FIRST_BYTES_PER_S, written_bytes_per_day: float = math.inf
+    ) -> None:
         self.bytes_per_s = bytes_per_s
+        self._written_bytes_per_s = written_bytes_per_day / _DAY_S
+        self._allowed_bytes = _ALLOWANCE_S * self._written_bytes_per_s
+        self._allowed_at_s = -math.inf
         self.being_written: dict[HostCopy, None] = {}
         """They are locked."""
         self._tier = tier
@@ -70,7 +79,7 @@ class StoreBehind:
                 assert isinstance(copy, HostCopy)
                 tier.drop_next(copy, self._num_chosen)
                 self._num_chosen += 1
-                if copy.stored_as is None and self._pays(copy):
+                if copy.stored_as is None and self._pays(copy) and self._may_write(copy, now_s):
                     chosen.append(copy)
         return chosen
 
@@ -94,9 +103,25 @@ class StoreBehind:
         saved_s = self._tier.times.worth_between(min(copy.checkpoint_depth_above, from_depth), copy.depth)
         return saved_s > self._read_s(copy.depth - from_depth)
 
+    def _may_write(self, copy: HostCopy, now_s: float) -> bool:
+        """True as long as no more was written than may be; then what is written with `copy` counts."""
+        if math.isinf(self._written_bytes_per_s):
+            return True
+        elapsed_s = min(now_s - self._allowed_at_s, _ALLOWANCE_S)
+        allowed = self._allowed_bytes + elapsed_s * self._written_bytes_per_s
+        self._allowed_bytes, self._allowed_at_s = min(allowed, _ALLOWANCE_S * self._written_bytes_per_s), now_s
+        if self._allowed_bytes <= 0:
+            return False
+        above = stored_above(copy)
+        self._allowed_bytes -= self._bytes_of(copy.depth - (0 if above is None else above.depth))
+        return True
+
     def _read_s(self, num_tokens: int) -> float:
+        return self._bytes_of(num_tokens) / self.bytes_per_s
+
+    def _bytes_of(self, num_tokens: int) -> int:
         costs = self._tier.times.costs
-        return (num_tokens * costs.kv_bytes_per_token + costs.state_bytes) / self.bytes_per_s
+        return num_tokens * costs.kv_bytes_per_token + costs.state_bytes
 
     def _num_leaving(self, need: Need) -> int:
         order = self._tier.eviction

@@ -24,6 +24,7 @@ from marconi.engine.cache.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHM
 from marconi.engine.events.sockets import require_tellable
 from marconi.engine.launch.flags import BACKEND, Flags
 from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS
+from marconi.engine.launch.storage import has_wrong_size
 from marconi.engine.version import Refusal
 from marconi.policy.catalog import SERVED
 
@@ -286,6 +287,11 @@ REFUSED_ARGUMENTS: Final = (
             bool(launch.server_args.hicache_storage_backend) and launch.server_args.disaggregation_mode != "null"
         ),
         "--hicache-storage-backend: --disaggregation-mode must be null, got {0.server_args.disaggregation_mode}",
+    ),
+    Refused(
+        lambda launch: has_wrong_size(launch.server_args.hicache_storage_backend_extra_config),
+        "--hicache-storage-backend-extra-config: sizes must be such as 2T or 500Gi, got "
+        "{0.server_args.hicache_storage_backend_extra_config}",
     ),
     Refused(
         lambda launch: launch.server_args.hicache_storage_backend == "mooncake" and find_spec("mooncake") is None,

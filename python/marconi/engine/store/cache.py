@@ -21,6 +21,7 @@ Source of what it extends: `srt/mem_cache/unified_radix_cache.py` (the queries, 
 
 import json
 import logging
+import math
 import time
 from array import array
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from marconi.engine.cache.tree_core import ROOT, namespace_of, path_of
 from marconi.engine.host.cache import TieredRadixCache
+from marconi.engine.launch.storage import written_bytes_per_day
 from marconi.engine.reports.status import StoreUse
 from marconi.engine.store.identity import ModelWeights, facts_of_states
 from marconi.engine.store.saving import Saving
@@ -118,7 +120,9 @@ class StoredRadixCache(TieredRadixCache):
     def _hold_nothing(self) -> None:
         tier = self.tree_core.tier
         assert tier is not None
-        self.behind = StoreBehind(tier)
+        config = self.cache_controller.storage_config
+        a_day = written_bytes_per_day(config.extra_config)
+        self.behind = StoreBehind(tier, written_bytes_per_day=math.inf if a_day is None else a_day / config.tp_size)
         self._tenants: dict[int, Tenant] = {}
         self._reads: dict[CacheRequestHandle, _Read] = {}
         self._writes: dict[int, tuple[HostCopy, StorageOperation]] = {}
