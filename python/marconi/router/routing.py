@@ -152,7 +152,7 @@ def expected_ttft_s(latency: LatencyModel, query: Query, worker: Candidate, num_
 
 
 def reads(latency: LatencyModel, num_prompt_tokens: int, worker: Candidate, num_cached_tokens: int) -> float | None:
-    """Seconds to read what the store has and compute the rest; None if computing all but the cached tokens is sooner."""
+    """Seconds to read what its store has and compute the rest; None if computing what is not cached is sooner."""
     if worker.num_stored_tokens <= num_cached_tokens:
         return None
     stored = min(worker.num_stored_tokens, num_prompt_tokens - 1)
