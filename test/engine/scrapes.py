@@ -1,7 +1,7 @@
 """Which queries of the examples and the pages find series in what live servers answer to Prometheus.
 
-A metric that not every server has is looked for where it is: `ON_THE_HOST` behind a host tier, `OF_ONE_POOL` where KV
-and states share a pool, `AFTER_A_FAILURE` at a router that has lost a worker.
+A metric that not every server has is looked for where it is: `ON_THE_HOST` behind a host tier, `OF_A_STORE` behind
+that, `OF_ONE_POOL` where KV and states share a pool, `AFTER_A_FAILURE` at a router that has lost a worker.
 """
 
 import re
@@ -28,10 +28,18 @@ ON_THE_HOST: Final = frozenset(
         "marconi_host_state_slots",
     }
 )
+OF_A_STORE: Final = frozenset(
+    {
+        "marconi_store_damaged_total",
+        "marconi_store_errors_total",
+        "marconi_store_read_bytes_total",
+        "marconi_store_written_bytes_total",
+    }
+)
 OF_ONE_POOL: Final = frozenset({"marconi_joint_bytes"})
 AFTER_A_FAILURE: Final = frozenset({"marconi_router_failed_attempts_total"})
 OF_PROMETHEUS: Final = frozenset({"up"})
-NOT_EVERYWHERE: Final = ON_THE_HOST | OF_ONE_POOL | AFTER_A_FAILURE | OF_PROMETHEUS
+NOT_EVERYWHERE: Final = ON_THE_HOST | OF_A_STORE | OF_ONE_POOL | AFTER_A_FAILURE | OF_PROMETHEUS
 
 
 def scraped(*urls: str) -> Series:

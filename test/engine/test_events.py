@@ -240,7 +240,7 @@ def blocks(events: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
                 yield (block_hash,)
 
 
-@pytest.mark.parametrize(("extra_key", "cache_salt"), NAMES)
+@pytest.mark.parametrize(("extra_key", "cache_salt"), [(each.extra_key, each.cache_salt) for each in NAMES])
 def test_hashes_are_sglangs_own_in_its_format_that_tells_adapters_and_tenants_apart(
     extra_key: str | None, cache_salt: str | None
 ) -> None:

@@ -35,6 +35,7 @@ from .matrix import NEXTN, TIGHT_KV_TOKENS
 from .processes import free_ports, is_gone
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, Exchange, one
+from .scrapes import OF_A_STORE, all_unanswered, scraped
 from .test_host_tier_server import LATE_COPIES
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.slow
 ARGS = (
     *("--radix-cache-backend", "marconi", "--max-total-tokens", str(TIGHT_KV_TOKENS), "--max-mamba-cache-size", "32"),
     *("--max-running-requests", "6", "--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE)),
-    *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
+    *("--enable-hierarchical-cache", "--hicache-ratio", "1.5", "--enable-metrics"),
     *("--hicache-storage-prefetch-policy", "wait_complete", *STRATEGY_ARGS[EXTRA_BUFFER]),
 )
 NUM_TOKENS = 500
@@ -238,6 +239,10 @@ def _wrote_is_read(
         assert num_resumed(first) >= 2
         for rank in HTTP.post(f"{server.url}/marconi/save", timeout=60.0).json()["ranks"]:
             assert rank["saved"]["num_states"] >= 0.8 * rank["saved"]["num_held"] > 0, rank
+        give_up_s = time.monotonic() + SETTLES_WITHIN_S
+        while missing := all_unanswered(scraped(server.url), OF_A_STORE.__contains__):
+            assert time.monotonic() < give_up_s, missing
+            time.sleep(0.5)
         with servers.start(models, preload) as (other, _):
             read = servers.turn(other.url, every[:4])
             assert num_resumed(read) == 4
