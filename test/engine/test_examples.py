@@ -305,8 +305,10 @@ def example_commands(path: Path) -> list[list[str]]:
 def read_by_its_program(words: list[str], server_parser: ServerParser) -> None:
     """Parse a command; `ValueError` or `SystemExit` where its program would refuse a flag or a value.
 
-    On a page `...` stands for the flags that a reader has.
+    On a page `...` stands for the flags that a reader has. Mooncake's programs are not installed.
     """
+    if words[0].startswith("mooncake_"):
+        return
     if Path(words[0]).name == "marconi":
         cli.parse(words[1:])
         return
