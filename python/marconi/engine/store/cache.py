@@ -62,6 +62,23 @@ _POLL_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
+class _Write:
+    """A state that is being written; its node may be gone once it was."""
+
+    copy: HostCopy
+    operation: StorageOperation
+    path: bytes
+    namespace: int
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every object of the state was written, or was there."""
+        done, others = self.operation, self.operation.pool_transfers or ()
+        written, has_kv = done.pool_storage_result.extra_pool_hit_pages, done.completed_tokens == len(done.token_ids)
+        return has_kv and all(written.get(each.name) == len(each.keys or ()) for each in others)
+
+
+@dataclass(frozen=True, slots=True)
 class _Read:
     """A state that is being read."""
 
@@ -125,7 +142,7 @@ class StoredRadixCache(TieredRadixCache):
         self.behind = StoreBehind(tier, written_bytes_per_day=math.inf if a_day is None else a_day / config.tp_size)
         self._tenants: dict[int, Tenant] = {}
         self._reads: dict[CacheRequestHandle, _Read] = {}
-        self._writes: dict[int, tuple[HostCopy, StorageOperation]] = {}
+        self._writes: dict[int, _Write] = {}
         self._is_ready = False
         """Whether the store is, on every rank."""
         self._saving: Saving | None = None
@@ -219,10 +236,10 @@ class StoredRadixCache(TieredRadixCache):
         if not self._is_ready:
             self._name_store()
         if ended := self._ended_writes():
-            said = [self.store.bytes_per_s or self.behind.bytes_per_s, *(_is_whole(each) for _, each in ended)]
+            said = [self.store.bytes_per_s or self.behind.bytes_per_s, *(each.is_whole for each in ended)]
             self.behind.bytes_per_s, *are_whole = self._agreed(said, torch.float64, torch.distributed.ReduceOp.MIN)
-            for (copy, operation), is_whole in zip(ended, are_whole, strict=True):
-                self._put(copy, operation, is_whole=bool(is_whole))
+            for write, is_whole in zip(ended, are_whole, strict=True):
+                self._put(write, is_whole=bool(is_whole))
         if self._is_ready:
             for copy in self.behind.choose(self.clock()):
                 self._write(copy)
@@ -278,7 +295,7 @@ class StoredRadixCache(TieredRadixCache):
         )
         handle = core.handle(node)
         self.ongoing_backup[operation.id] = handle, self.inc_host_lock_ref(handle).to_dec_params()
-        self._writes[operation.id] = copy, operation
+        self._writes[operation.id] = _Write(copy, operation, path, namespace)
         self.behind.being_written[copy] = None
         self.cache_controller.backup_queue.put(operation)
 
@@ -300,14 +317,14 @@ class StoredRadixCache(TieredRadixCache):
         if self._told is not None and tenant is not None:
             self._told.stored(path, namespace, tenant)
 
-    def _put(self, copy: HostCopy, operation: StorageOperation, *, is_whole: bool) -> None:
+    def _put(self, write: _Write, *, is_whole: bool) -> None:
         """The stores of all ranks have a copy, or one failed to take it: then it may be chosen once it was used."""
-        self.behind.being_written.pop(copy, None)
+        self.behind.being_written.pop(write.copy, None)
         if is_whole:
-            assert operation.hash_value is not None
-            copy.stored_as = operation.hash_value[-1]
+            assert write.operation.hash_value is not None
+            write.copy.stored_as = write.operation.hash_value[-1]
             self.num_writes += 1
-            self._tell(*self._path_to(copy.node))
+            self._tell(write.path, write.namespace)
         else:
             self.num_lost += 1
 
@@ -328,12 +345,12 @@ class StoredRadixCache(TieredRadixCache):
         while saving.advance() and time.monotonic() < until_s:
             self._wait_for_copies()
             self.drain_storage_control_queues_local()
-            for copy, operation in self._ended_writes():
-                self._put(copy, operation, is_whole=_is_whole(operation))
+            for write in self._ended_writes():
+                self._put(write, is_whole=write.is_whole)
             time.sleep(_POLL_S)
         logger.info("marconi: wrote %d of %d states to the store", saving.num_written, saving.num_held)
 
-    def _ended_writes(self) -> list[tuple[HostCopy, StorageOperation]]:
+    def _ended_writes(self) -> list[_Write]:
         """Writes that SGLang has taken note of since the last call."""
         return [self._writes.pop(each) for each in list(self._writes) if each not in self.ongoing_backup]
 
@@ -462,10 +479,3 @@ class StoredRadixCache(TieredRadixCache):
         self.num_reads += 1
         self._tell(read.path, read.namespace)
         return read.depth - start
-
-
-def _is_whole(operation: StorageOperation) -> bool:
-    """True if every object of a state was written, or was there."""
-    written, others = operation.pool_storage_result.extra_pool_hit_pages, operation.pool_transfers or ()
-    has_kv = operation.completed_tokens == len(operation.token_ids)
-    return has_kv and all(written.get(each.name) == len(each.keys or ()) for each in others)
