@@ -70,13 +70,6 @@ class _Write:
     path: bytes
     namespace: int
 
-    @property
-    def is_whole(self) -> bool:
-        """True if every object of the state was written, or was there."""
-        done, others = self.operation, self.operation.pool_transfers or ()
-        written, has_kv = done.pool_storage_result.extra_pool_hit_pages, done.completed_tokens == len(done.token_ids)
-        return has_kv and all(written.get(each.name) == len(each.keys or ()) for each in others)
-
 
 @dataclass(frozen=True, slots=True)
 class _Read:
@@ -236,7 +229,7 @@ class StoredRadixCache(TieredRadixCache):
         if not self._is_ready:
             self._name_store()
         if ended := self._ended_writes():
-            said = [self.store.bytes_per_s or self.behind.bytes_per_s, *(each.is_whole for each in ended)]
+            said = [self.store.bytes_per_s or self.behind.bytes_per_s, *(_is_whole(each.operation) for each in ended)]
             self.behind.bytes_per_s, *are_whole = self._agreed(said, torch.float64, torch.distributed.ReduceOp.MIN)
             for write, is_whole in zip(ended, are_whole, strict=True):
                 self._put(write, is_whole=bool(is_whole))
@@ -321,8 +314,7 @@ class StoredRadixCache(TieredRadixCache):
         """The stores of all ranks have a copy, or one failed to take it: then it may be chosen once it was used."""
         self.behind.being_written.pop(write.copy, None)
         if is_whole:
-            assert write.operation.hash_value is not None
-            write.copy.stored_as = write.operation.hash_value[-1]
+            write.copy.stored_as = _stored_as(write.operation)
             self.num_writes += 1
             self._tell(write.path, write.namespace)
         else:
@@ -346,7 +338,7 @@ class StoredRadixCache(TieredRadixCache):
             self._wait_for_copies()
             self.drain_storage_control_queues_local()
             for write in self._ended_writes():
-                self._put(write, is_whole=write.is_whole)
+                self._put(write, is_whole=_is_whole(write.operation))
             time.sleep(_POLL_S)
         logger.info("marconi: wrote %d of %d states to the store", saving.num_written, saving.num_held)
 
@@ -479,3 +471,16 @@ class StoredRadixCache(TieredRadixCache):
         self.num_reads += 1
         self._tell(read.path, read.namespace)
         return read.depth - start
+
+
+def _stored_as(operation: StorageOperation) -> str:
+    """The hash of the path that was written."""
+    assert operation.hash_value is not None
+    return str(operation.hash_value[-1])
+
+
+def _is_whole(operation: StorageOperation) -> bool:
+    """True if every object of a state was written, or was there."""
+    written, others = operation.pool_storage_result.extra_pool_hit_pages, operation.pool_transfers or ()
+    has_kv = operation.completed_tokens == len(operation.token_ids)
+    return has_kv and all(written.get(each.name) == len(each.keys or ()) for each in others)
