@@ -127,6 +127,20 @@ def test_a_device_and_its_store_hold_the_same_prefix_apart() -> None:
     assert all(is_in_store(each.namespace) for each in held if isinstance(each, KvStored | StateStored))
 
 
+def test_a_store_that_is_left_or_emptied_leaves_nothing_and_may_come_again() -> None:
+    world = World()
+    for _ in range(2):
+        world.take(("stored", 2, 0, 0))
+        world.send()
+        world.check()
+        world.told.forget()
+        world.truth.clear()
+        world.send()
+        world.check()
+        assert list(world.mirror.held()) == []
+        world.told = StoreLog(world.log, STORE, MAX_TOKENS)
+
+
 def test_other_consumers_are_told_of_no_block_in_a_store() -> None:
     """Of a log's second reader, which is SGLang's own publisher, and of one that knows SGLang's events alone."""
     also = TreeLog()

@@ -58,6 +58,12 @@ class StoreLog:
             self._drop(node)
         tree.take_changed()
 
+    def forget(self) -> None:
+        """Log that nothing is there: the store was emptied, or is left."""
+        while self._stored:
+            self._drop(next(iter(self._stored)))
+        self._tree.take_changed()
+
     def check_invariants(self) -> None:
         """Raise `AssertionError` unless what is logged is the tree's, and bounded."""
         nodes = {node for node in self._tree.nodes() if node.has_state}

@@ -178,6 +178,9 @@ class StoredRadixCache(TieredRadixCache):
         detached: tuple[bool, str] = super().detach_storage_backend()
         if detached[0]:
             self._is_ready, self._saving = False, None
+            if self._told is not None:
+                self._told.forget()
+                self._told = None
             self._writes.clear()
             self.behind.being_written.clear()
             for request in list(self._reads):
@@ -188,6 +191,8 @@ class StoredRadixCache(TieredRadixCache):
         """Empty the store, and count nothing as stored."""
         is_cleared: bool = super().clear_storage_backend()
         if is_cleared:
+            if self._told is not None:
+                self._told.forget()
             for root in self.tree_core.hybrid.tree.roots.values():
                 for node in root.walk():
                     if node.host_copy is not None:
