@@ -9,7 +9,7 @@ from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes
 from marconi.policy.request import pack
-from marconi.policy.store import StoreBehind, stored_above
+from marconi.policy.store import StoreBehind, WriteAllowance, stored_above
 from marconi.policy.write_behind import MARGIN
 from marconi.tree import HostCopy, RadixTree, check_invariants
 from marconi.tree.invariants import check_host
@@ -51,7 +51,7 @@ class Host:
         self.order = Watched(self.tree)
         times = LoadTimes(Costs(3, 20, float), lambda cached, prompt: float(prompt - cached), FAST, least_tokens=1)
         self.tier = HostTier(self.tree, self.order, memory, times)
-        self.behind = StoreBehind(self.tier, store_bytes_per_s)
+        self.behind = StoreBehind(self.tier, bytes_per_s=store_bytes_per_s)
         self.now_s = 0.0
 
     def come(self, *ids: int) -> HostCopy:
@@ -161,10 +161,12 @@ def test_what_leaves_is_written_once_in_order_if_it_pays(store_bytes_per_s: floa
 def test_no_more_is_written_than_a_day_may_have_whatever_comes() -> None:
     """An hour's worth at once, and never more than a copy above it."""
     host = Host(HostMemory(300, 12))
-    one = host.behind._bytes_of(5)
-    host.behind = StoreBehind(host.tier, FAST, written_bytes_per_day=24 * 2 * one)
+    allowance = WriteAllowance(24 * 2 * host.behind._bytes_of(5))
     num_written = 0
     for index in range(200):
+        if index % 20 == 0:
+            # As after a flush.
+            host.behind = StoreBehind(host.tier, allowance, FAST)
         host.now_s = 60.0 * index
         host.come(index, 7, 7, 7, 7)
         for copy in host.choose():

@@ -120,7 +120,7 @@ class Watched(StoreReplay):
         return server, store
 
     def _write(self, copy: HostCopy) -> None:
-        path, namespace = self._path_of(copy.node)
+        path, namespace = self._tree.path_to(copy.node)
         above = copy.node.parent
         while above is not None and (above.host_copy is None or above.host_copy.stored_as is None):
             above = above.parent

@@ -66,7 +66,7 @@ class MissOracle:
         ) -> list[Node]:
             made = insert(lease, depths, now_s, suffix, closing, absent or {})
             start = 0 if suffix is None else suffix.start.depth
-            held = [*self._held(made[-1], lease.request.namespace)]
+            held = [*self._held(made[-1])]
             for depth in depths:
                 held[self._num_units(depth)].on_device = True
                 held[self._num_units(depth)].lost = None
@@ -76,7 +76,7 @@ class MissOracle:
             return made
 
         def heard_evict(victim: Any, need: Need, now_s: float, *, is_named: bool = True) -> Freed:
-            prefix = self._prefix_of(victim)
+            prefix = self._held(victim)[-1]
             freed = evict_node(victim, need, now_s, is_named=is_named)
             prefix.on_device, prefix.lost = False, EVICTED[need]
             return freed
@@ -96,11 +96,11 @@ class MissOracle:
         hold, drop = host.copies.hold, host.copies.drop
 
         def heard_hold(node: Node) -> HostCopy:
-            self._prefix_of(node).on_host = True
+            self._held(node)[-1].on_host = True
             return hold(node)
 
         def heard_drop(copy: HostCopy) -> Freed:
-            prefix = self._prefix_of(copy.node)
+            prefix = self._held(copy.node)[-1]
             prefix.on_host = False
             if not prefix.on_device:
                 prefix.lost = Cause.EVICTED_FROM_HOST
@@ -114,23 +114,13 @@ class MissOracle:
     def _units(self, path: bytes) -> list[bytes]:
         return [path[start : start + self._unit_bytes] for start in range(0, len(path), self._unit_bytes)]
 
-    def _held(self, node: Node, namespace: int) -> list[Prefix]:
+    def _held(self, node: Node) -> list[Prefix]:
         """The prefixes of a node's path, from the empty one on, made where they are new."""
-        keys, above = [node.key], node
-        while above.parent is not None:
-            above = above.parent
-            keys.append(above.key)
+        path, namespace = self._hybrid.tree.path_to(node)
         found = [self._roots.setdefault(namespace, Prefix())]
-        for unit in self._units(b"".join(reversed(keys))):
+        for unit in self._units(path):
             found.append(found[-1].longer.setdefault(unit, Prefix()))
         return found
-
-    def _prefix_of(self, node: Node) -> Prefix:
-        above = node
-        while above.parent is not None:
-            above = above.parent
-        (namespace,) = (name for name, root in self._hybrid.tree.roots.items() if root is above)
-        return self._held(node, namespace)[-1]
 
     def _known(self, roots: Mapping[int, Prefix], request: Request, num_tokens: int) -> list[Prefix]:
         """The known prefixes of the first tokens of a request, from the empty one on."""

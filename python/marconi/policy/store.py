@@ -41,16 +41,36 @@ DEMAND_DECAY: Final = 0.99
 """Factor of what lately came at once, at each step."""
 
 
+class WriteAllowance:
+    """Bytes that may be written by now: evenly so many a day, at most an hour's worth at once, across flushes."""
+
+    def __init__(self, bytes_per_day: float = math.inf) -> None:
+        self._bytes_per_s = bytes_per_day / _DAY_S
+        self._left_bytes = _ALLOWANCE_S * self._bytes_per_s
+        self._counted_at_s = -math.inf
+
+    def is_left(self, now_s: float) -> bool:
+        """True as long as no more was spent than may be written."""
+        if math.isinf(self._bytes_per_s):
+            return True
+        elapsed_s = min(now_s - self._counted_at_s, _ALLOWANCE_S)
+        left = self._left_bytes + elapsed_s * self._bytes_per_s
+        self._left_bytes, self._counted_at_s = min(left, _ALLOWANCE_S * self._bytes_per_s), now_s
+        return self._left_bytes > 0
+
+    def spend(self, num_bytes: int) -> None:
+        """Count what is written."""
+        self._left_bytes -= num_bytes
+
+
 class StoreBehind:
     """Which copies of a host tier are written, and what is read."""
 
     def __init__(
-        self, tier: HostTier, bytes_per_s: float = FIRST_BYTES_PER_S, written_bytes_per_day: float = math.inf
+        self, tier: HostTier, allowance: WriteAllowance | None = None, bytes_per_s: float = FIRST_BYTES_PER_S
     ) -> None:
         self.bytes_per_s = bytes_per_s
-        self._written_bytes_per_s = written_bytes_per_day / _DAY_S
-        self._allowed_bytes = _ALLOWANCE_S * self._written_bytes_per_s
-        self._allowed_at_s = -math.inf
+        self._allowance = allowance or WriteAllowance()
         self.being_written: dict[HostCopy, None] = {}
         """They are locked."""
         self._tier = tier
@@ -105,15 +125,10 @@ class StoreBehind:
 
     def _may_write(self, copy: HostCopy, now_s: float) -> bool:
         """True as long as no more was written than may be; then what is written with `copy` counts."""
-        if math.isinf(self._written_bytes_per_s):
-            return True
-        elapsed_s = min(now_s - self._allowed_at_s, _ALLOWANCE_S)
-        allowed = self._allowed_bytes + elapsed_s * self._written_bytes_per_s
-        self._allowed_bytes, self._allowed_at_s = min(allowed, _ALLOWANCE_S * self._written_bytes_per_s), now_s
-        if self._allowed_bytes <= 0:
+        if not self._allowance.is_left(now_s):
             return False
         above = stored_above(copy)
-        self._allowed_bytes -= self._bytes_of(copy.depth - (0 if above is None else above.depth))
+        self._allowance.spend(self._bytes_of(copy.depth - (0 if above is None else above.depth)))
         return True
 
     def _read_s(self, num_tokens: int) -> float:

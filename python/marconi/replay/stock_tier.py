@@ -79,7 +79,8 @@ class StockTier:
 
     def offer(self, node: Node, now_s: float) -> None:
         """The device evicts a state, and the KV that no other node needs."""
-        units = list(self._walk(*self._path_of(node)))
+        path, namespace = self._tree.path_to(node)
+        units = list(self._walk(path, node.depth, namespace))
         end, freed_from = units[-1], self._freed_from(node)
         freed = [unit for unit in units if unit.depth > freed_from]
         assert all(unit.is_live for unit in units), "the device holds what this tier has no record of"
@@ -233,15 +234,6 @@ class StockTier:
             start += unit_bytes
             if unit is not None:
                 yield unit
-
-    def _path_of(self, node: Node) -> tuple[bytes, int, int]:
-        """The path of a node, its depth and its namespace."""
-        keys, above = [node.key], node
-        while above.parent is not None:
-            above = above.parent
-            keys.append(above.key)
-        namespace = next(name for name, root in self._tree.roots.items() if root is above)
-        return b"".join(reversed(keys)), node.depth, namespace
 
     @staticmethod
     def _freed_from(node: Node) -> int:

@@ -26,7 +26,7 @@ from marconi.policy.host_tier import HostTier
 from marconi.policy.request import Request
 from marconi.policy.store import StoreBehind, stored_above
 from marconi.replay.memory import format_bytes
-from marconi.tree import HostCopy, Match, Node, RadixTree
+from marconi.tree import HostCopy, Match, RadixTree
 
 KEPT_SHARE: Final = 0.9
 """SGLang's `eviction_ratio`."""
@@ -103,7 +103,7 @@ class StoreReplay:
         self.traffic = Traffic()
         self.storage = storage
         self.objects = Objects(storage.memory_bytes)
-        self._behind = StoreBehind(tier, storage.bytes_per_s)
+        self._behind = StoreBehind(tier, bytes_per_s=storage.bytes_per_s)
         self._tree, self._tier = tree, tier
         self._unit_kv_bytes = costs.kv_bytes_per_token * tree.unit_tokens
         self._state_bytes = costs.state_bytes
@@ -172,7 +172,7 @@ class StoreReplay:
 
     def _write(self, copy: HostCopy) -> None:
         """Write a copy, and the KV of its path beyond the nearest stored state."""
-        path, namespace = self._path_of(copy.node)
+        path, namespace = self._tree.path_to(copy.node)
         above = stored_above(copy)
         start, name = 0, str(namespace)
         if above is not None and above.stored_as is not None:
@@ -192,15 +192,6 @@ class StoreReplay:
             unit = path[start : start + unit_bytes]
             name = blake2b(name.encode() + unit, digest_size=16).hexdigest()
             yield name
-
-    def _path_of(self, node: Node) -> tuple[bytes, int]:
-        """The path of `node`, and its name space."""
-        keys, above = list[bytes](), node
-        while above.parent is not None:
-            keys.append(above.key)
-            above = above.parent
-        namespace = next(each for each, root in self._tree.roots.items() if root is above)
-        return b"".join(reversed(keys)), namespace
 
 
 def _state(name: str) -> str:

@@ -129,6 +129,14 @@ class RadixTree:
                 if node.is_live and node.parent is not None:
                     yield node
 
+    def path_to(self, node: Node) -> tuple[bytes, int]:
+        """The path that ends at `node`, and its name space."""
+        keys, above = list[bytes](), node
+        while above.parent is not None:
+            keys.append(above.key)
+            above = above.parent
+        return b"".join(reversed(keys)), next(name for name, root in self.roots.items() if root is above)
+
     def offset(self, num_tokens: int) -> int:
         """Where in a path, in bytes, its first `num_tokens` tokens end; `ValueError` inside a unit."""
         if num_tokens < 0 or num_tokens % self.unit_tokens:

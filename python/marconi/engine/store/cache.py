@@ -46,8 +46,8 @@ from marconi.engine.store.sealed import SealedStore
 from marconi.events.base import StoreReach
 from marconi.events.store_log import StoreLog
 from marconi.events.tree_log import Tenant
-from marconi.policy.store import StoreBehind, stored_above
-from marconi.tree import HostCopy, Node
+from marconi.policy.store import StoreBehind, WriteAllowance, stored_above
+from marconi.tree import HostCopy
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
@@ -102,7 +102,9 @@ class StoredRadixCache(TieredRadixCache):
         """Make SGLang's host pools and its store, and seal what is written there."""
         super().init_hicache(server_args, params)
         controller = self.cache_controller
-        self._kind = controller.storage_backend_type
+        self._kind, config = controller.storage_backend_type, controller.storage_config
+        a_day = written_bytes_per_day(config.extra_config)
+        self._allowance = WriteAllowance(math.inf if a_day is None else a_day / config.tp_size)
         self.store = SealedStore(controller.storage_backend, self.host_pool_group)
         self._put_in_place()
         self._hold_nothing()
@@ -130,9 +132,7 @@ class StoredRadixCache(TieredRadixCache):
     def _hold_nothing(self) -> None:
         tier = self.tree_core.tier
         assert tier is not None
-        config = self.cache_controller.storage_config
-        a_day = written_bytes_per_day(config.extra_config)
-        self.behind = StoreBehind(tier, written_bytes_per_day=math.inf if a_day is None else a_day / config.tp_size)
+        self.behind = StoreBehind(tier, self._allowance)
         self._tenants: dict[int, Tenant] = {}
         self._reads: dict[CacheRequestHandle, _Read] = {}
         self._writes: dict[int, _Write] = {}
@@ -272,7 +272,7 @@ class StoredRadixCache(TieredRadixCache):
         assert rows is not None
         above = stored_above(copy)
         from_depth, last_hash = (0, None) if above is None else (above.depth, above.stored_as)
-        path, namespace = self._path_to(node)
+        path, namespace = core.hybrid.tree.path_to(node)
         tenant = self._tenant_of(namespace)
         if tenant is None:
             return
@@ -296,15 +296,6 @@ class StoredRadixCache(TieredRadixCache):
         self._writes[operation.id] = _Write(copy, operation, path, namespace)
         self.behind.being_written[copy] = None
         self.cache_controller.backup_queue.put(operation)
-
-    def _path_to(self, node: Node) -> tuple[bytes, int]:
-        """The path of a node, and its name space."""
-        keys, above = list[bytes](), node
-        while above.parent is not None:
-            keys.append(above.key)
-            above = above.parent
-        roots = self.tree_core.hybrid.tree.roots
-        return b"".join(reversed(keys)), next(each for each, root in roots.items() if root is above)
 
     def _tenant_of(self, namespace: int) -> Tenant | None:
         return Tenant() if namespace == 0 else self._tenants.get(namespace)
