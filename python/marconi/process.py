@@ -34,7 +34,7 @@ from typing import Any, Final, Self
 
 LOOPBACK: Final = "127.0.0.1"
 LAUNCH: Final = ("-m", "sglang.launch_server")
-_POLL_S: Final = 0.25
+_POLL_S: Final = 0.1
 _REQUEST_TIMEOUT_S: Final = 10.0
 _STOP_S: Final = 10.0
 _ERROR: Final = re.compile(r"marconi: error: |^\w[\w.]*(Error|Exception|Refusal): ")

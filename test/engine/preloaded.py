@@ -9,6 +9,7 @@ the keeper kills when the client ends. Schedulers are forks of the server rather
 they have already. Tests of how a server starts and ends use real ones (`ServerProcess`).
 """
 
+import gc
 import json
 import multiprocessing
 import os
@@ -18,10 +19,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NoReturn
 
 from marconi_cpu.demo.server_process import environment
@@ -68,15 +70,19 @@ def serve(path: str) -> None:
     # What a scheduler has before it loads plugins, no more: the models come after their hooks.
     import setproctitle
     import sglang.launch_server
-    import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.detokenizer_manager
     import sglang.srt.managers.scheduler  # noqa: F401
+    from sglang.srt.entrypoints import http_server
     from sglang.srt.plugins import hook_registry
 
     # It finds the room for a title beside the environment as the process began, which a fork replaces: schedulers are
     # known by their titles when a server ends.
     setproctitle.getproctitle()
     hook_registry._propagate_patch = Bindings().replace
+    # It sleeps for a second before each look whether it answers.
+    http_server.time = SimpleNamespace(**vars(time) | {"sleep": lambda _: time.sleep(0.05)})
+    # A server collects garbage as it starts, and would go through all of this each time.
+    gc.freeze()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
@@ -93,6 +99,7 @@ class Bindings:
     """Where modules have a value by a name of theirs: SGLang looks through all of them for each hook."""
 
     def __init__(self) -> None:
+        self._num_modules = 0
         self._num_names: dict[str, int] = {}
         self._places: dict[int, set[tuple[str, str]]] = {}
         self._learn()
@@ -112,7 +119,10 @@ class Bindings:
         return len(places)
 
     def _learn(self) -> None:
-        """What modules have got since."""
+        """What modules have got since; they get names as they are imported."""
+        if len(sys.modules) == self._num_modules:
+            return
+        self._num_modules = len(sys.modules)
         for key, module in list(sys.modules.items()):
             if isinstance(module, ModuleType) and self._num_names.get(key) != len(vars(module)):
                 self._num_names[key] = len(vars(module))

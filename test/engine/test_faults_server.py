@@ -135,8 +135,8 @@ def fill(url: str) -> list[Exchange]:
 
 
 def go_on(url: str) -> list[Exchange]:
-    """All of them with more, at once, and what branches off them."""
-    more = [prompt + OTHER[: 40 + index] for index, prompt in enumerate(LONG)]
+    """The first of them with more, at once, and what branches off them."""
+    more = [prompt + OTHER[: 40 + index] for index, prompt in enumerate(LONG[:4])]
     # A state at a prefill's end is copied there.
     first = Exchange(tuple(more[0]), generate(url, more[0], checkpoints=(len(more[0]),)))
     return [first, *together(url, more), *together(url, [prompt[:150] + OTHER[:50] for prompt in LONG[:3]])]

@@ -120,7 +120,7 @@ def test_what_was_copied_is_there_or_was_dropped(host_ratio: float) -> None:
 @pytest.mark.slow
 def test_the_states_that_the_last_request_of_a_row_started_from_are_reckoned_with() -> None:
     """The request after it may start from a state that is loaded, where there was none to lock before."""
-    soak(host_ratio=1.1, num_requests=1_400, check_every_steps=8).run()
+    soak(host_ratio=1.1, num_requests=1_400, check_every_steps=100).run()
 
 
 def test_a_flush_waits_for_the_copies_that_are_under_way() -> None:

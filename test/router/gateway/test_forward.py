@@ -259,6 +259,7 @@ def test_a_client_that_goes_ends_its_request_on_the_worker(stream: bool) -> None
             asking = asyncio.create_task(home.ask("hello", stream=stream))
             await until(lambda: home.gateway.dispatcher.num_running(worker.url) == 1 and len(worker.asked) == 1)
             asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
             await until(lambda: worker.num_aborted == 1)
             await until(lambda: home.gateway.dispatcher.num_running(worker.url) == 0)
             assert home.gateway.up(), "no fault of the worker"
@@ -334,6 +335,7 @@ def test_a_router_that_has_no_socket_left_takes_no_worker_for_gone() -> None:
             assert (await home.state())["recent"][0]["failures"][0].endswith("Too many open files]")
             assert not waiting.done()
             waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
 
     run(story())
 

@@ -165,6 +165,7 @@ def test_who_waits_for_tokens_waits_no_longer_than_it_may_and_with_no_more_than_
             for task in waiting:
                 assert not task.done()
                 task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
             remote_tokens = home.gateway.remote
             assert remote_tokens is not None
             await until(lambda: remote_tokens._num_waiting == 0)
