@@ -139,7 +139,11 @@ def disabled_models() -> str:
 
 
 def keep(client: socket.socket) -> NoReturn:
-    """Run a client's server until either ends."""
+    """Run a client's server until either ends.
+
+    What ends a test's process group, a time limit or Ctrl-C, is not to end who stops the server.
+    """
+    os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     message, descriptors, _, _ = socket.recv_fds(client, _MAX_MESSAGE_BYTES, 2)
     server = os.fork()

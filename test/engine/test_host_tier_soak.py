@@ -36,7 +36,7 @@ def soak(
     page_tokens: int = 1,
     host_ratio: float = 3.0,
     num_requests: int = NUM_REQUESTS,
-    check_every_steps: int = 1,
+    check_every_steps: int = 8,
     memory: Division = Division.TWO_POOLS,
 ) -> Soak:
     host, clock = soak_pools(strategy, page_tokens, memory=memory, host_ratio=host_ratio), TraceClock()
@@ -62,7 +62,7 @@ def test_nothing_is_lost_in_either_tier(
     memory: Division, strategy: Strategy, page_tokens: int, host_ratio: float
 ) -> None:
     """Nor is what one pool moves, which it does not while a copy is under way."""
-    run = soak(strategy, page_tokens, host_ratio, check_every_steps=4, memory=memory)
+    run = soak(strategy, page_tokens, host_ratio, check_every_steps=16, memory=memory)
     run.run()
     outcomes = run.scheduler.outcomes
     assert outcomes.total() - outcomes[Outcome.RETRACTED] == NUM_REQUESTS

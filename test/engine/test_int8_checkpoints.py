@@ -31,7 +31,7 @@ NUM_REQUESTS = 150
 def soak_of(strategy: Strategy, page_tokens: int, num_checkpoints: int, num_requests: int = NUM_REQUESTS) -> Soak:
     host = replace(soak_pools(strategy, page_tokens), num_checkpoints=num_checkpoints)
     clock = TraceClock()
-    plan = SoakPlan(num_requests, seed=11, check_every_steps=4, drain_every_requests=50)
+    plan = SoakPlan(num_requests, seed=11, check_every_steps=16, drain_every_requests=50)
     return Soak(marconi(host, PolicyChoice("best"), COSTS, clock), host, plan, clock)
 
 

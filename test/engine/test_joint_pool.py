@@ -68,7 +68,7 @@ def replayed(real: HostReplay, setting: Setting, choice: PolicyChoice) -> Server
 
 def soak(choice: PolicyChoice, strategy: Strategy, page_tokens: int) -> Soak:
     host, clock = soak_pools(strategy, page_tokens, memory=Division.ONE_POOL), TraceClock()
-    plan = SoakPlan(NUM_REQUESTS, 1, check_every_steps=2, drain_every_requests=40)
+    plan = SoakPlan(NUM_REQUESTS, 1, check_every_steps=16, drain_every_requests=40)
     return Soak(marconi(host, choice, COSTS, clock), host, plan, clock)
 
 

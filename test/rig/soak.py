@@ -43,7 +43,7 @@ class SoakPlan:
 
     num_requests: int
     seed: int
-    check_every_steps: int = 8
+    check_every_steps: int = 32
     drain_every_requests: int = 120
     """So often all requests are let finish."""
 
