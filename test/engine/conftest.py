@@ -27,7 +27,7 @@ from marconi_cpu import tiny_model
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, require_broken
-from .preloaded import DISABLED_MODELS, disabled_models, preloaded
+from .preloaded import DISABLED_MODELS, Bindings, disabled_models, preloaded
 from .reference import Reference, digest_of
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, NO_BUFFER
 
@@ -237,12 +237,17 @@ def _one_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(httpx, "post", to_the_last)
 
 
-@pytest.fixture
-def loaded_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """SGLang with its plugins loaded and no flag of ours in the environment; what a command line leaves there goes."""
-    from sglang.srt.plugins import load_plugins
+@pytest.fixture(scope="session")
+def _plugins() -> None:
+    from sglang.srt.plugins import hook_registry, load_plugins
 
+    hook_registry._propagate_patch = Bindings().replace
     load_plugins()
+
+
+@pytest.fixture
+def loaded_plugins(_plugins: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SGLang with its plugins loaded and no flag of ours in the environment; what a command line leaves there goes."""
     before = dict(os.environ)
     for spec in flags.SPECS:
         monkeypatch.delenv(spec.env, raising=False)

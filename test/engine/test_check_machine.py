@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 from sglang.srt.arg_groups import memory_hook
-from sglang.srt.plugins import load_plugins
 
 from marconi import cli
 from marconi.check.answer import CheckResult, answer
@@ -31,9 +30,8 @@ SMALL = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
 
 
 @pytest.fixture(autouse=True)
-def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_platform(_plugins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator who has chosen none; SGLang is imported."""
-    load_plugins()
     monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
 
 

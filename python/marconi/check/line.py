@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NoReturn
 
 from sglang.srt.server_args import ServerArgs
@@ -24,6 +25,20 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"sglang: {message}")
 
 
+@cache
+def _parser() -> tuple[_Parser, Mapping[str, Any]]:
+    """SGLang's parser with our flags, of which an argument that is not given is absent; and the defaults."""
+    parser = _Parser(prog="sglang serve", add_help=False)
+    ServerArgs.add_cli_args(parser)
+    # Where SGLang's plugins are loaded, they are there already.
+    if "--marconi-eviction" not in parser.format_usage():
+        flags.add_to(parser)
+    defaults = vars(parser.parse_args(["--model-path", _NO_MODEL]))
+    # An action that appends copies its default.
+    parser.set_defaults(**{name: _ABSENT for name, each in defaults.items() if each is not None})
+    return parser, defaults
+
+
 @dataclass(frozen=True, slots=True)
 class CommandLine:
     """The flags that were asked for."""
@@ -36,16 +51,9 @@ class CommandLine:
     @classmethod
     def parse(cls, argv: Sequence[str]) -> "CommandLine":
         """Read `argv`; `ValueError` with SGLang's own word for what it does not know."""
-        parser = _Parser(prog="sglang serve", add_help=False)
-        ServerArgs.add_cli_args(parser)
-        # Where SGLang's plugins are loaded, they are there already.
-        if "--marconi-eviction" not in parser.format_usage():
-            flags.add_to(parser)
+        parser, defaults = _parser()
         if "--config" in argv:
             argv = ConfigArgumentMerger(parser).merge_config_with_args(list(argv))
-        defaults = vars(parser.parse_args(["--model-path", _NO_MODEL]))
-        # An action that appends copies its default.
-        parser.set_defaults(**{name: _ABSENT for name, each in defaults.items() if each is not None})
         given = {name: each for name, each in vars(parser.parse_args(argv)).items() if each not in (None, _ABSENT)}
         backend = given.pop("radix_cache_backend", BACKEND)
         if backend != BACKEND:
