@@ -5,8 +5,8 @@ phase, retracted when KV runs out, and the cache is flushed now and then (`rig.s
 three of them. Every few steps all memory is accounted for, index by index, and the tree checked; every forward pass
 reads what it should, and nothing holds a request that has ended. With `--host-ratio` a host tier is below, whose copies
 arrive late and in any order (`rig/late_copies.py`). What is lost ends the run with the seed and the step, and exit
-status 1. With `--ranks` as many ranks share the cache in lockstep, each with clocks of its own: the first step after
-which two differ ends the run.
+status 1. With `--ranks` as many ranks share the cache in lockstep, each with clocks of its own: they are compared
+after every eighth step, and two that differ end the run.
 
     python benchmark/host_soak.py [--num-requests N] [--seed N] [--backend {stock,marconi}] [--eviction NAME]
                                   [--admission NAME] [--strategy extra_buffer|no_buffer] [--page N]

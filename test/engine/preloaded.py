@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, repeat
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import NoReturn
@@ -79,8 +80,9 @@ def serve(path: str) -> None:
     # known by their titles when a server ends.
     setproctitle.getproctitle()
     hook_registry._propagate_patch = Bindings().replace
-    # It sleeps for a second before each look whether it answers.
-    http_server.time = SimpleNamespace(**vars(time) | {"sleep": lambda _: time.sleep(0.05)})
+    # It sleeps for a second before each of so many looks whether it answers. Each fork begins with the short ones.
+    waits_s = chain(repeat(0.05, 20), repeat(1.0))
+    http_server.time = SimpleNamespace(**vars(time) | {"sleep": lambda _: time.sleep(next(waits_s))})
     # A server collects garbage as it starts, and would go through all of this each time.
     gc.freeze()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

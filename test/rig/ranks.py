@@ -2,7 +2,7 @@
 
     every pass    rank 0 makes a tick if one is due; a copy of it reaches every rank, through `TickReceiver`
     every step    the same requests, aborts and flushes on all ranks (`soak.py`), each by its own copy of the plan
-    every eighth  digests of all ranks are equal after it (`digest.py`), or `RanksParted` names the step
+    every eighth  digests of all ranks are equal after it (`digest.py`), or `RanksParted` names that step
 
 While a rank runs, the machine's clocks are its own: they stand somewhere else than the others', jump, and no two
 readings agree.
@@ -129,7 +129,7 @@ class Ranks:
             for index, other in enumerate(others, 1):
                 if other != first:
                     num_requests = self.ranks[0].soak.num_submitted
-                    raise RanksParted(f"rank {index} parted from rank 0 at step {num_steps}, request {num_requests}")
+                    raise RanksParted(f"rank {index} parted from rank 0 by step {num_steps}, request {num_requests}")
 
 
 @contextmanager

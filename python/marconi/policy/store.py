@@ -46,7 +46,7 @@ class WriteAllowance:
 
     def __init__(self, bytes_per_day: float = math.inf) -> None:
         self._bytes_per_s = bytes_per_day / _DAY_S
-        self._left_bytes = _ALLOWANCE_S * self._bytes_per_s
+        self._left_bytes = 0.0
         self._counted_at_s = -math.inf
 
     def is_left(self, now_s: float) -> bool:

@@ -135,7 +135,7 @@ class RadixTree:
         while above.parent is not None:
             keys.append(above.key)
             above = above.parent
-        return b"".join(reversed(keys)), next(name for name, root in self.roots.items() if root is above)
+        return b"".join(reversed(keys)), self._namespaces[above]
 
     def offset(self, num_tokens: int) -> int:
         """Where in a path, in bytes, its first `num_tokens` tokens end; `ValueError` inside a unit."""
