@@ -161,6 +161,10 @@ _HISPARSE = "it moves KV to the host by itself, but this cache evicts whole pref
 _STAGES = "a stage holds only the states of its own layers, and no tick reaches the next stage"
 _PARTS = "it splits a prompt among ranks, and no rank computes a complete state"
 _STRIPES = "it deals the KV of each page out among ranks, which needs several GPUs and has not been tested"
+_FULL_PRECISION = "the states of SGLang's one pool are in full precision"
+_NOT_COPIED = "SGLang copies no checkpoint in int8 to the host"
+_NO_LIVE_SLOT = "a request then takes slots while it decodes, and no eviction gives one in full precision back"
+_NO_CHECKPOINT_SLOT = "where SGLang itself keeps states, the scheduler ends if no checkpoint has a free slot"
 _DRAFTS = (
     f"the states after its drafts are not known; supported are {', '.join((*STEP_ALGORITHMS, *TRACKING_ALGORITHMS))}"
 )
@@ -352,15 +356,13 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         Refused(
             _with_int8(is_given),
             f"--enable-int8-mamba-checkpoint is not supported with {option} and --radix-cache-backend marconi: "
-            "checkpoints then have a pool of their own, which that does not know of",
+            f"{reason}",
         )
-        for option, is_given in (
-            ("--enable-unified-memory", lambda launch: launch.server_args.enable_unified_memory),
-            ("--enable-hierarchical-cache", lambda launch: launch.server_args.enable_hierarchical_cache),
-            ("--speculative-algorithm", lambda launch: launch.server_args.speculative_algorithm),
-            ("--disaggregation-mode", lambda launch: launch.server_args.disaggregation_mode != "null"),
-            ("--mamba-radix-cache-strategy extra_buffer_lazy", _is_lazy),
-            (f"--marconi-admission {CHUNK_END}", lambda launch: launch.admission == CHUNK_END),
+        for option, is_given, reason in (
+            ("--enable-unified-memory", _asks_for("enable_unified_memory"), _FULL_PRECISION),
+            ("--enable-hierarchical-cache", _asks_for("enable_hierarchical_cache"), _NOT_COPIED),
+            ("--mamba-radix-cache-strategy extra_buffer_lazy", _is_lazy, _NO_LIVE_SLOT),
+            (f"--marconi-admission {CHUNK_END}", lambda launch: launch.admission == CHUNK_END, _NO_CHECKPOINT_SLOT),
         )
     ),
     Refused(
