@@ -3,10 +3,10 @@
 from typing import Final
 
 from marconi.replay.trace.base import Reader
-from marconi_lab.trace.agent_text import AgentText
-from marconi_lab.trace.azure import Azure
-from marconi_lab.trace.bailian import Bailian
-from marconi_lab.trace.coding_agent import CodingAgent
-from marconi_lab.trace.sharegpt import ShareGPT
+from marconi_lab.trace.agent_text import AGENT_TEXT
+from marconi_lab.trace.azure import AZURE
+from marconi_lab.trace.bailian import BAILIAN
+from marconi_lab.trace.coding_agent import CODING_AGENT
+from marconi_lab.trace.sharegpt import SHAREGPT
 
-READERS: Final[tuple[Reader, ...]] = (CodingAgent(), ShareGPT(), Bailian(), AgentText(), Azure())
+READERS: Final[tuple[Reader, ...]] = (CODING_AGENT, SHAREGPT, BAILIAN, AGENT_TEXT, AZURE)

@@ -13,10 +13,19 @@ import dataclasses
 
 import msgspec
 
-from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged, placed
+from marconi.policy.request import Request, Trace
+from marconi.replay.trace.base import (
+    BadRecord,
+    Reader,
+    ReadOptions,
+    ReadProgress,
+    SessionNumbers,
+    arranged,
+    placed,
+    request_of,
+)
 from marconi.replay.trace.decode import Decoder, Microseconds
-from marconi.replay.trace.source import FileHeader, Source
+from marconi.replay.trace.source import Source
 from marconi.replay.trace.tokens import ESTIMATED, tokenizer
 
 
@@ -30,40 +39,32 @@ class _Call(msgspec.Struct):
 _decoded = Decoder(_Call)
 
 
-class AgentText:
-    """Reads agent sessions as text."""
+def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+    """Every request of the sessions kept by `options`."""
+    tokens = tokenizer(options.tokenizer)
+    if options.tokenizer is None:
+        watch.remark(ESTIMATED)
+    numbers = SessionNumbers(options)
+    sessions: dict[int, list[Request]] = {}
+    for text in watch.lines(source):
+        with watch:
+            call = _decoded(text)
+            number = numbers.number(call.session_id)
+            if number is not None:
+                prompt, output = tokens(call.input), tokens(call.output)
+                if not prompt:
+                    raise BadRecord(f"input must hold at least one token, got {call.input!r}")
+                sessions.setdefault(number, []).append(request_of(prompt, output, call.timestamp / 1e6, number))
+    ordered: list[Request] = []
+    for requests in sessions.values():
+        requests.sort(key=lambda request: request.arrival_s)
+        ordered += [dataclasses.replace(request, turn=turn) for turn, request in enumerate(requests)]
+    return arranged(source, 1, placed(ordered, options))
 
-    name = "agent-text"
-    is_of_lines = True
-    uses = frozenset({"session_rate", "max_sessions", "tokenizer"})
 
-    def recognises(self, head: FileHeader) -> bool:
-        """Texts of a session."""
-        return {"session_id", "timestamp", "input", "output"} <= head.keys
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request of the sessions kept by `options`."""
-        tokens = tokenizer(options.tokenizer)
-        if options.tokenizer is None:
-            watch.remark(ESTIMATED)
-        numbers = SessionNumbers(options)
-        sessions: dict[int, list[Request]] = {}
-        for text in watch.lines(source):
-            with watch:
-                call = _decoded(text)
-                number = numbers.number(call.session_id)
-                if number is not None:
-                    prompt, output = tokens(call.input), tokens(call.output)
-                    if not prompt:
-                        raise BadRecord(f"input must hold at least one token, got {call.input!r}")
-                    num_tokens = len(prompt) + len(output)
-                    path = pack([*prompt, *output])
-                    arrival_s = call.timestamp / 1e6
-                    sessions.setdefault(number, []).append(
-                        Request(path, len(prompt), len(output), num_tokens, arrival_s, number)
-                    )
-        ordered: list[Request] = []
-        for requests in sessions.values():
-            requests.sort(key=lambda request: request.arrival_s)
-            ordered += [dataclasses.replace(request, turn=turn) for turn, request in enumerate(requests)]
-        return arranged(source, 1, placed(ordered, options))
+AGENT_TEXT = Reader(
+    "agent-text",
+    lambda head: {"session_id", "timestamp", "input", "output"} <= head.keys,
+    _read,
+    uses=frozenset({"session_rate", "max_sessions", "tokenizer"}),
+)

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.arrivals import ANSWER_TOKENS_PER_S
-from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged
+from marconi.replay.trace.base import BadRecord, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import Decoder, PromptTokens, Tokens, check_order, shown
 from marconi.replay.trace.identity import MAX_ID
-from marconi.replay.trace.source import FileHeader, Source
+from marconi.replay.trace.source import Source
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 UNIT_TOKENS = 16
@@ -62,27 +62,25 @@ class _Chat:
     last_s: float
 
 
-class Azure:
-    """Reads Azure CSV."""
+def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+    """Every request of the invented sessions kept by `options`."""
+    unit = options.block_tokens or UNIT_TOKENS
+    sessions = SessionNumbers(options)
+    kept = [
+        replace(request, session=number)
+        for request in _requests(_calls(source, watch), unit, options.seed)
+        if (number := sessions.number(request.session)) is not None
+    ]
+    return arranged(source, unit, kept)
 
-    name = "azure"
-    is_of_lines = False
-    uses = frozenset({"max_sessions"})
 
-    def recognises(self, head: FileHeader) -> bool:
-        """The header line."""
-        return head.data.removeprefix(b"\xef\xbb\xbf").startswith(b"TIMESTAMP,ContextTokens")
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request of the invented sessions kept by `options`."""
-        unit = options.block_tokens or UNIT_TOKENS
-        sessions = SessionNumbers(options)
-        kept = [
-            replace(request, session=number)
-            for request in _requests(_calls(source, watch), unit, options.seed)
-            if (number := sessions.number(request.session)) is not None
-        ]
-        return arranged(source, unit, kept)
+AZURE = Reader(
+    "azure",
+    lambda head: head.data.removeprefix(b"\xef\xbb\xbf").startswith(b"TIMESTAMP,ContextTokens"),
+    _read,
+    uses=frozenset({"max_sessions"}),
+    is_of_lines=False,
+)
 
 
 def _calls(source: Source, watch: ReadProgress) -> list[_Call]:

@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged
+from marconi.replay.trace.base import BadRecord, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import (
     MAX_INTEGER,
     BlockHash,
@@ -30,7 +30,7 @@ from marconi.replay.trace.decode import (
     check_order,
 )
 from marconi.replay.trace.identity import DenseIds, with_output
-from marconi.replay.trace.source import FileHeader, Source
+from marconi.replay.trace.source import Source
 
 BLOCK_TOKENS = 16
 
@@ -59,50 +59,42 @@ class _Turn:
     """`chat_id` of the session's first request."""
 
 
-class Bailian:
-    """Reads Bailian JSONL."""
+def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+    """Every request of the sessions kept by `options`."""
+    unit = options.block_tokens or BLOCK_TOKENS
+    dense = DenseIds()
+    turns: dict[int, _Turn] = {}
+    nexts: dict[int, Request] = {}
+    """By `chat_id`, the first request that continues it."""
+    last_s = None
+    for text in watch.lines(source):
+        with watch:
+            line = _decoded(text)
+            check_num_blocks(line.hash_ids, line.input_length, unit, partial_named=False)
+            check_order("timestamp", line.timestamp, last_s)
+            parent = turns.get(line.parent_chat_id)
+            _check_place(line, turns, nexts)
+            last_s = line.timestamp
+            request = Request(
+                path=pack(map(dense.__getitem__, line.hash_ids)),
+                num_prompt_tokens=line.input_length,
+                num_output_tokens=line.output_length,
+                num_known_tokens=0,
+                arrival_s=line.timestamp,
+                turn=line.turn - 1,
+            )
+            turns[line.chat_id] = _Turn(request, line.chat_id if parent is None else parent.root)
+            nexts.setdefault(line.parent_chat_id, request)
+    sessions = SessionNumbers(options)
+    requests = [
+        with_output(replace(turn.request, session=session), nexts.get(chat), unit)
+        for chat, turn in turns.items()
+        if (session := sessions.number(turn.root)) is not None
+    ]
+    return arranged(source, unit, requests)
 
-    name = "bailian"
-    is_of_lines = True
-    uses = frozenset({"max_sessions"})
 
-    def recognises(self, head: FileHeader) -> bool:
-        """Named blocks of chats."""
-        return {"hash_ids", "chat_id"} <= head.keys
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request of the sessions kept by `options`."""
-        unit = options.block_tokens or BLOCK_TOKENS
-        dense = DenseIds()
-        turns: dict[int, _Turn] = {}
-        nexts: dict[int, Request] = {}
-        """By `chat_id`, the first request that continues it."""
-        last_s = None
-        for text in watch.lines(source):
-            with watch:
-                line = _decoded(text)
-                check_num_blocks(line.hash_ids, line.input_length, unit, partial_named=False)
-                check_order("timestamp", line.timestamp, last_s)
-                parent = turns.get(line.parent_chat_id)
-                _check_place(line, turns, nexts)
-                last_s = line.timestamp
-                request = Request(
-                    path=pack(map(dense.__getitem__, line.hash_ids)),
-                    num_prompt_tokens=line.input_length,
-                    num_output_tokens=line.output_length,
-                    num_known_tokens=0,
-                    arrival_s=line.timestamp,
-                    turn=line.turn - 1,
-                )
-                turns[line.chat_id] = _Turn(request, line.chat_id if parent is None else parent.root)
-                nexts.setdefault(line.parent_chat_id, request)
-        sessions = SessionNumbers(options)
-        requests = [
-            with_output(replace(turn.request, session=session), nexts.get(chat), unit)
-            for chat, turn in turns.items()
-            if (session := sessions.number(turn.root)) is not None
-        ]
-        return arranged(source, unit, requests)
+BAILIAN = Reader("bailian", lambda head: {"hash_ids", "chat_id"} <= head.keys, _read, uses=frozenset({"max_sessions"}))
 
 
 def _check_place(line: _Line, turns: dict[int, _Turn], nexts: dict[int, Request]) -> None:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.arrivals import session_starts
-from marconi.replay.trace.base import BadRecord, Half, ReadOptions, ReadProgress, SessionNumbers, arranged
+from marconi.replay.trace.base import BadRecord, Half, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import (
     MAX_INTEGER,
     Decoder,
@@ -43,7 +43,7 @@ from marconi.replay.trace.decode import (
     check_order,
 )
 from marconi.replay.trace.identity import MAX_ID, DenseIds, with_output
-from marconi.replay.trace.source import FileHeader, Source
+from marconi.replay.trace.source import Source
 
 SESSION_RATE = 0.02
 
@@ -109,54 +109,52 @@ class _Session:
     chats: list[_Chat]
 
 
-class CodingAgent:
-    """Reads coding-agent sessions."""
-
-    name = "coding-agent"
-    is_of_lines = False
-    uses = frozenset({"session_rate", "max_sessions", "system_prompts", "models"})
-
-    def recognises(self, head: FileHeader) -> bool:
-        """A session's own scope of hash ids."""
-        return "hash_id_scope" in head.keys
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request of the sessions kept by `options`; a session with a fault is bad as a whole."""
-        watch.num_total = source.num_documents()
-        session_rate = SESSION_RATE if options.session_rate is None else options.session_rate
-        starts = session_starts(session_rate, np.random.default_rng(options.seed))
-        families = DenseIds()
-        selected = SessionNumbers(dataclasses.replace(options, half=Half.ALL))
-        identities = _Identities(shared=options.system_prompts == "shared")
-        models = DenseIds()
-        requests: list[Request] = []
-        block_tokens = options.block_tokens
-        num_sessions = 0
-        for document in source.documents():
-            if selected.full:
-                break
-            with watch.at(document.name):
-                session = _session(_file(document.read()), block_tokens)
-                if not options.half.keeps(families[session.family]):
-                    continue
-                selected.number(document.name)
-                block_tokens = session.block_tokens
-                start_s = next(starts)
-                blocks = identities.of(session)
-                for chat in session.chats:
-                    for turn, request in enumerate(_requests(chat, blocks, block_tokens, options.models)):
-                        namespace = models[chat.turns[turn].model] if options.models == "separate" else 0
-                        requests.append(
-                            dataclasses.replace(
-                                request,
-                                arrival_s=start_s + request.arrival_s,
-                                session=num_sessions,
-                                turn=turn,
-                                namespace=namespace,
-                            )
+def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+    """Every request of the sessions kept by `options`; a session with a fault is bad as a whole."""
+    watch.num_total = source.num_documents()
+    session_rate = SESSION_RATE if options.session_rate is None else options.session_rate
+    starts = session_starts(session_rate, np.random.default_rng(options.seed))
+    families = DenseIds()
+    selected = SessionNumbers(dataclasses.replace(options, half=Half.ALL))
+    identities = _Identities(shared=options.system_prompts == "shared")
+    models = DenseIds()
+    requests: list[Request] = []
+    block_tokens = options.block_tokens
+    num_sessions = 0
+    for document in source.documents():
+        if selected.full:
+            break
+        with watch.at(document.name):
+            session = _session(_file(document.read()), block_tokens)
+            if not options.half.keeps(families[session.family]):
+                continue
+            selected.number(document.name)
+            block_tokens = session.block_tokens
+            start_s = next(starts)
+            blocks = identities.of(session)
+            for chat in session.chats:
+                for turn, request in enumerate(_requests(chat, blocks, block_tokens, options.models)):
+                    namespace = models[chat.turns[turn].model] if options.models == "separate" else 0
+                    requests.append(
+                        dataclasses.replace(
+                            request,
+                            arrival_s=start_s + request.arrival_s,
+                            session=num_sessions,
+                            turn=turn,
+                            namespace=namespace,
                         )
-                    num_sessions += 1
-        return arranged(source, block_tokens or 1, requests)
+                    )
+                num_sessions += 1
+    return arranged(source, block_tokens or 1, requests)
+
+
+CODING_AGENT = Reader(
+    "coding-agent",
+    lambda head: "hash_id_scope" in head.keys,
+    _read,
+    uses=frozenset({"session_rate", "max_sessions", "system_prompts", "models"}),
+    is_of_lines=False,
+)
 
 
 class _Identities:

@@ -17,9 +17,9 @@ import numpy as np
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.arrivals import SESSION_RATE, Pace, session_starts
-from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged
+from marconi.replay.trace.base import BadRecord, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import Decoder, shown
-from marconi.replay.trace.source import Document, FileHeader, Source
+from marconi.replay.trace.source import Document, Source
 from marconi.replay.trace.tokens import ESTIMATED, Tokenizer, tokenizer
 from marconi_lab.trace import array
 
@@ -47,37 +47,35 @@ class _Conversation(msgspec.Struct):
 _decoded = Decoder(_Conversation)
 
 
-class ShareGPT:
-    """Reads ShareGPT JSON."""
+def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+    """Every request of the conversations kept by `options`."""
+    tokens = tokenizer(options.tokenizer)
+    if options.tokenizer is None:
+        watch.remark(ESTIMATED)
+    numbers = SessionNumbers(options)
+    pace = Pace(options.think_time_s)
+    rng = np.random.default_rng(options.seed)
+    starts = session_starts(SESSION_RATE if options.session_rate is None else options.session_rate, rng)
+    requests: list[Request] = []
+    for document in source.documents():
+        for index, conversation in enumerate(_conversations(document)):
+            if numbers.full:
+                break
+            with watch.at(document.name, index, "conversation"):
+                turns = _turns(conversation(), tokens)
+                session = numbers.number((document.name, index)) if turns else None
+                if session is not None:
+                    requests += _requests(turns, session, next(starts), pace, rng)
+    return arranged(source, 1, requests)
 
-    name = "sharegpt"
-    is_of_lines = False
-    uses = frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer"})
 
-    def recognises(self, head: FileHeader) -> bool:
-        """Lists of conversations."""
-        return "conversations" in head.keys
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request of the conversations kept by `options`."""
-        tokens = tokenizer(options.tokenizer)
-        if options.tokenizer is None:
-            watch.remark(ESTIMATED)
-        numbers = SessionNumbers(options)
-        pace = Pace(options.think_time_s)
-        rng = np.random.default_rng(options.seed)
-        starts = session_starts(SESSION_RATE if options.session_rate is None else options.session_rate, rng)
-        requests: list[Request] = []
-        for document in source.documents():
-            for index, conversation in enumerate(_conversations(document)):
-                if numbers.full:
-                    break
-                with watch.at(document.name, index, "conversation"):
-                    turns = _turns(conversation(), tokens)
-                    session = numbers.number((document.name, index)) if turns else None
-                    if session is not None:
-                        requests += _requests(turns, session, next(starts), pace, rng)
-        return arranged(source, 1, requests)
+SHAREGPT = Reader(
+    "sharegpt",
+    lambda head: "conversations" in head.keys,
+    _read,
+    uses=frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer"}),
+    is_of_lines=False,
+)
 
 
 def _requests(turns: Turns, session: int, start_s: float, pace: Pace, rng: np.random.Generator) -> Iterator[Request]:

@@ -11,7 +11,7 @@ What has no meaning here is a `BadRecord` that names it.
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -386,14 +386,10 @@ def _is_failure(code: Any) -> bool:
 
 
 _kind = Decoder(_Kind)
-_line = Decoder(Line)
+line_of: Final = Decoder(Line)
+"""The line that JSON holds."""
 
 
 def left_out(text: bytes) -> str | None:
     """Why a line is no request to a cache; None where it is one."""
     return _kind(text).left_out
-
-
-def line_of(text: bytes) -> Line:
-    """The line that JSON holds."""
-    return _line(text)

@@ -8,10 +8,10 @@ in order of time, but a session's own must be, and its `turn_id` must not decrea
 
 import msgspec
 
-from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged
+from marconi.policy.request import Request, Trace
+from marconi.replay.trace.base import BadRecord, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged, request_of
 from marconi.replay.trace.decode import Count, Decoder, Id, PromptTokens, Seconds, Tokens, check_order
-from marconi.replay.trace.source import FileHeader, Source
+from marconi.replay.trace.source import Source
 
 
 class _Line(msgspec.Struct):
@@ -34,35 +34,29 @@ class _Line(msgspec.Struct):
 _decoded = Decoder(_Line)
 
 
-class Artifact:
-    """Reads the artifact's JSONL."""
+def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+    """Every request of the sessions kept by `options`."""
+    sessions = SessionNumbers(options)
+    lasts: dict[str | int, tuple[float, int]] = {}
+    """Time and turn of each session's last request."""
+    requests: list[Request] = []
+    for text in watch.lines(source):
+        with watch:
+            line = _decoded(text)
+            last_s, last_turn = lasts.get(line.session_id, (None, None))
+            check_order("ts", line.ts, last_s)
+            check_order("turn_id", line.turn_id, last_turn)
+            lasts[line.session_id] = line.ts, line.turn_id
+            session = sessions.number(line.session_id)
+            if session is not None:
+                place = session, line.turn_id, line.namespace
+                requests.append(request_of(line.input_tokens, line.output_tokens, line.ts, *place))
+    return arranged(source, 1, requests)
 
-    name = "artifact"
-    is_of_lines = True
-    uses = frozenset({"max_sessions"})
 
-    def recognises(self, head: FileHeader) -> bool:
-        """Token ids, or the turn of a session."""
-        return "session_id" in head.keys and bool({"input_tokens", "turn_id"} & head.keys)
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request of the sessions kept by `options`."""
-        sessions = SessionNumbers(options)
-        lasts: dict[str | int, tuple[float, int]] = {}
-        """Time and turn of each session's last request."""
-        requests: list[Request] = []
-        for text in watch.lines(source):
-            with watch:
-                line = _decoded(text)
-                last_s, last_turn = lasts.get(line.session_id, (None, None))
-                check_order("ts", line.ts, last_s)
-                check_order("turn_id", line.turn_id, last_turn)
-                lasts[line.session_id] = line.ts, line.turn_id
-                session = sessions.number(line.session_id)
-                if session is not None:
-                    path = pack([*line.input_tokens, *line.output_tokens])
-                    num_prompt, num_output = line.num_input_tokens, line.num_output_tokens
-                    known = num_prompt + num_output
-                    place = session, line.turn_id, line.namespace
-                    requests.append(Request(path, num_prompt, num_output, known, line.ts, *place))
-        return arranged(source, 1, requests)
+ARTIFACT = Reader(
+    "artifact",
+    lambda head: "session_id" in head.keys and bool({"input_tokens", "turn_id"} & head.keys),
+    _read,
+    uses=frozenset({"max_sessions"}),
+)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
-from marconi.policy.request import Request, Trace
+from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.arrivals import check_session_rate, session_starts
 from marconi.replay.trace.source import FileHeader, Source
 
@@ -175,31 +175,20 @@ class ReadProgress:
             self._progress(self._num_done, self._num_done)
 
 
-class Reader(Protocol):
+@dataclass(frozen=True, slots=True)
+class Reader:
     """One format."""
 
-    @property
-    def name(self) -> str:
-        """The format's name on the command line."""
-        ...
-
-    @property
-    def uses(self) -> frozenset[str]:
-        """The names of those of `ReadOptions` that mean something for it, `seed` and `half` aside."""
-        ...
-
-    @property
-    def is_of_lines(self) -> bool:
-        """True if a file has one JSON object a line."""
-        ...
-
-    def recognises(self, head: FileHeader) -> bool:
-        """True if a file that begins with `head` is of this format."""
-        ...
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request of `source`; `ValueError`, in one line, for input that is not of the format."""
-        ...
+    name: str
+    """On the command line."""
+    recognises: Callable[[FileHeader], bool]
+    """Whether a file that begins so is of this format."""
+    read: Callable[[Source, ReadOptions, ReadProgress], Trace]
+    """Every request of a source; `ValueError`, in one line, for input that is not of the format."""
+    uses: frozenset[str] = frozenset()
+    """The names of those of `ReadOptions` that mean something for it, `seed` and `half` aside."""
+    is_of_lines: bool = True
+    """Whether a file has one JSON object a line."""
 
 
 _UNUSED = {
@@ -253,6 +242,15 @@ def arranged(source: Source, unit_tokens: int, requests: Iterable[Request]) -> T
     if not ordered:
         raise ValueError(f"{source.place}: holds no request that was asked for")
     return Trace(source.name, unit_tokens, ordered)
+
+
+def request_of(
+    prompt: Sequence[int], output: Sequence[int], arrival_s: float, session: int = -1, turn: int = 0, namespace: int = 0
+) -> Request:
+    """A request of token ids, all of them known."""
+    num_prompt, num_output = len(prompt), len(output)
+    path = pack(prompt) + pack(output)
+    return Request(path, num_prompt, num_output, num_prompt + num_output, arrival_s, session, turn, namespace)
 
 
 def placed(requests: Sequence[Request], options: ReadOptions) -> list[Request]:

@@ -11,7 +11,7 @@ or another thing that is no text, is a mark in it, which stands for `MediaIds.nu
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -82,17 +82,7 @@ def _media_tokens(config: Path) -> int | None:
         return None
 
 
-class Chats(Protocol):
-    """Tokenizes what an API is sent and what it answers; `BadRecord` for what cannot be rendered."""
-
-    def text(self, text: str, *, is_prompt: bool) -> Sequence[int]:
-        """Ids of a prompt without a template, or of its answer."""
-
-    def chat(self, body: Mapping[str, Any], answer: Message | None) -> tuple[Sequence[int], Sequence[int]]:
-        """Ids of a body's messages up to where the answer begins, and of the answer."""
-
-
-def chats(path: Path | None, model_folder: Path | None, media: MediaIds) -> Chats:
+def chats(path: Path | None, model_folder: Path | None, media: MediaIds) -> "Chats":
     """By the tokenizer of a folder, a hub name or a `tokenizer.json`, or else of `model_folder`; without, by estimate.
 
     `ValueError` for a tokenizer that cannot be loaded, and for a model's folder without one.
@@ -210,6 +200,10 @@ class TemplateChats:
         except Exception:  # A template may raise anything.
             return False
         return one == other
+
+
+Chats: TypeAlias = PlainChats | TemplateChats
+"""Tokenizes what an API is sent (`chat`, or `text` without a template) and its answer; what fails is a `BadRecord`."""
 
 
 def joined(content: Any) -> str:

@@ -1,8 +1,7 @@
 """The formats that can be read. A file is of the first one that recognises the beginning of its first document.
 
-To add a format: a file with a class that fulfils `base.Reader`, an object of it in `_ORDER`, and a test with a small
-sample. Formats of single data sets are found by their entry point (`extensions.py`), those of this distribution in
-`marconi_lab/trace`.
+To add a format: a file with its `base.Reader`, which goes into `_ORDER`, and a test with a small sample. Formats of
+single data sets are found by their entry point (`extensions.py`), those of this distribution in `marconi_lab/trace`.
 """
 
 import json
@@ -13,14 +12,14 @@ from types import MappingProxyType
 
 from marconi.extensions import TRACE_FORMATS, installed
 from marconi.policy.request import Trace
-from marconi.replay.trace.artifact import Artifact
+from marconi.replay.trace.artifact import ARTIFACT
 from marconi.replay.trace.base import Progress, Reader, ReadOptions, ReadProgress, check_used
-from marconi.replay.trace.mooncake import Mooncake
-from marconi.replay.trace.openai import OpenAI
-from marconi.replay.trace.sglang_log import SGLangLog
+from marconi.replay.trace.mooncake import MOONCAKE
+from marconi.replay.trace.openai import OPENAI
+from marconi.replay.trace.sglang_log import SGLANG_LOG
 from marconi.replay.trace.source import Source, source_at
 
-_ORDER: tuple[Reader, ...] = (SGLangLog(), OpenAI(), Artifact(), Mooncake())
+_ORDER: tuple[Reader, ...] = (SGLANG_LOG, OPENAI, ARTIFACT, MOONCAKE)
 _MOST_BYTES = 1 << 28
 """The length of a document's beginning that is looked at for its shape."""
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import BadRecord, Half, ReadOptions, ReadProgress, arranged
+from marconi.replay.trace.base import BadRecord, Half, Reader, ReadOptions, ReadProgress, arranged
 from marconi.replay.trace.decode import (
     MAX_TOKENS,
     BlockHash,
@@ -28,7 +28,7 @@ from marconi.replay.trace.decode import (
     check_order,
 )
 from marconi.replay.trace.identity import DenseIds
-from marconi.replay.trace.source import FileHeader, Source
+from marconi.replay.trace.source import Source
 
 BLOCK_TOKENS = 512
 
@@ -47,34 +47,30 @@ class _Line(msgspec.Struct):
 _decoded = Decoder(_Line)
 
 
-class Mooncake:
-    """Reads Mooncake JSONL."""
+def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+    """Every request; `half` splits them by time."""
+    unit = options.block_tokens
+    dense = DenseIds()
+    requests: list[Request] = []
+    last_ms = None
+    for text in watch.lines(source):
+        with watch:
+            line = _decoded(text)
+            block_tokens = unit or line.block_tokens or BLOCK_TOKENS
+            hashes, num_known = _known(line, block_tokens)
+            if line.block_tokens is None:
+                check_order("timestamp", line.timestamp, last_ms)
+            unit, last_ms = block_tokens, line.timestamp
+            path = pack(map(dense.__getitem__, hashes))
+            requests.append(Request(path, line.input_length, line.output_length, num_known, line.timestamp / 1000))
+    return arranged(source, unit or BLOCK_TOKENS, _half(requests, options.half))
 
-    name = "mooncake"
-    is_of_lines = True
-    uses = frozenset[str]()
 
-    def recognises(self, head: FileHeader) -> bool:
-        """Named blocks and a time, but no chat."""
-        return {"hash_ids", "input_length", "timestamp"} <= head.keys and "chat_id" not in head.keys
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request; `half` splits them by time."""
-        unit = options.block_tokens
-        dense = DenseIds()
-        requests: list[Request] = []
-        last_ms = None
-        for text in watch.lines(source):
-            with watch:
-                line = _decoded(text)
-                block_tokens = unit or line.block_tokens or BLOCK_TOKENS
-                hashes, num_known = _known(line, block_tokens)
-                if line.block_tokens is None:
-                    check_order("timestamp", line.timestamp, last_ms)
-                unit, last_ms = block_tokens, line.timestamp
-                path = pack(map(dense.__getitem__, hashes))
-                requests.append(Request(path, line.input_length, line.output_length, num_known, line.timestamp / 1000))
-        return arranged(source, unit or BLOCK_TOKENS, _half(requests, options.half))
+MOONCAKE = Reader(
+    "mooncake",
+    lambda head: {"hash_ids", "input_length", "timestamp"} <= head.keys and "chat_id" not in head.keys,
+    _read,
+)
 
 
 def _known(line: _Line, block_tokens: int) -> tuple[list[int], int]:

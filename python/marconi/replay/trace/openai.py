@@ -35,11 +35,11 @@ import numpy as np
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.api_line import Body, Line, Message, left_out, line_of
 from marconi.replay.trace.arrivals import SESSION_RATE, Pace, session_starts
-from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged, placed
+from marconi.replay.trace.base import BadRecord, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged, placed
 from marconi.replay.trace.chats import Chats, MediaIds, chats, has_mark, joined
 from marconi.replay.trace.decode import clock_s, shown
 from marconi.replay.trace.identity import MAX_ID, DenseIds
-from marconi.replay.trace.source import FileHeader, Source
+from marconi.replay.trace.source import Source
 from marconi.replay.trace.tokens import ESTIMATED
 
 _UNITS_S = ((1e11, 1.0), (1e14, 1e-3), (1e17, 1e-6))
@@ -72,59 +72,56 @@ class _Entry:
     """Its own among all lines that were read."""
 
 
-class OpenAI:
-    """Reads logs of an OpenAI-style API."""
-
-    name = "openai"
-    is_of_lines = True
-    uses = frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer", "time_unit"})
-
-    def recognises(self, head: FileHeader) -> bool:
-        """Messages or prompts."""
-        return bool({"messages", "prompt"} & head.keys)
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request of the sessions kept by `options`."""
-        media = MediaIds(options.model_folder or options.tokenizer)
-        is_estimate = options.tokenizer is None and options.model_folder is None
-        texts = _Texts(chats(options.tokenizer, options.model_folder, media), _VISIBLE_SLACK if is_estimate else 1.0)
-        if is_estimate:
-            watch.remark(ESTIMATED)
-        times = _Times(options.time_unit)
-        prefixes = _Prefixes()
-        salts = DenseIds({"": 0})
-        entries: list[_Entry] = []
-        for document in source.documents():
-            for number, text in document.lines():
-                with watch.at(document.name, number):
-                    if kind := left_out(text):
-                        watch.note(f"left out, {kind}")
-                        continue
-                    line = line_of(text)
-                    time_s, body = times.seconds(line), line.asked
-                    chat = body.chat
-                    path, num_prompt, num_output = texts.path(line, line.answer, len(entries))
-                    namespace = salts[body.cache_salt or ""]
-                    known, arrival_s = num_prompt + num_output, time_s or 0.0
-                    session = line.session if body.session is None else body.session
-                    entries.append(
-                        _Entry(
-                            line,
-                            Request(path, num_prompt, num_output, known, arrival_s, namespace=namespace),
-                            time_s is not None,
-                            session,
-                            prefixes.node(namespace, chat) if chat and session is None else None,
-                            (document.name, number),
-                            len(entries),
-                        )
+def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+    """Every request of the sessions kept by `options`."""
+    media = MediaIds(options.model_folder or options.tokenizer)
+    is_estimate = options.tokenizer is None and options.model_folder is None
+    texts = _Texts(chats(options.tokenizer, options.model_folder, media), _VISIBLE_SLACK if is_estimate else 1.0)
+    if is_estimate:
+        watch.remark(ESTIMATED)
+    times = _Times(options.time_unit)
+    prefixes = _Prefixes()
+    salts = DenseIds({"": 0})
+    entries: list[_Entry] = []
+    for document in source.documents():
+        for number, text in document.lines():
+            with watch.at(document.name, number):
+                if kind := left_out(text):
+                    watch.note(f"left out, {kind}")
+                    continue
+                line = line_of(text)
+                time_s, body = times.seconds(line), line.asked
+                chat = body.chat
+                path, num_prompt, num_output = texts.path(line, line.answer, len(entries))
+                namespace = salts[body.cache_salt or ""]
+                known, arrival_s = num_prompt + num_output, time_s or 0.0
+                session = line.session if body.session is None else body.session
+                entries.append(
+                    _Entry(
+                        line,
+                        Request(path, num_prompt, num_output, known, arrival_s, namespace=namespace),
+                        time_s is not None,
+                        session,
+                        prefixes.node(namespace, chat) if chat and session is None else None,
+                        (document.name, number),
+                        len(entries),
                     )
-                    for what in _approximations(line, chat, num_prompt, media):
-                        watch.note(what)
-        times.check()
-        if has_times := any(entry.has_time for entry in entries):
-            entries = _timed(entries, watch)
-        requests = _requests(entries, prefixes, SessionNumbers(options), texts)
-        return arranged(source, 1, (placed if has_times else _drawn)(requests, options))
+                )
+                for what in _approximations(line, chat, num_prompt, media):
+                    watch.note(what)
+    times.check()
+    if has_times := any(entry.has_time for entry in entries):
+        entries = _timed(entries, watch)
+    requests = _requests(entries, prefixes, SessionNumbers(options), texts)
+    return arranged(source, 1, (placed if has_times else _drawn)(requests, options))
+
+
+OPENAI = Reader(
+    "openai",
+    lambda head: bool({"messages", "prompt"} & head.keys),
+    _read,
+    uses=frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer", "time_unit"}),
+)
 
 
 def _approximations(line: Line, chat: Iterable[Message], num_prompt: int, media: MediaIds) -> Iterator[str]:

@@ -17,12 +17,21 @@ from typing import Any
 
 import msgspec
 
-from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged, placed
+from marconi.policy.request import Request, Trace
+from marconi.replay.trace.base import (
+    BadRecord,
+    Reader,
+    ReadOptions,
+    ReadProgress,
+    SessionNumbers,
+    arranged,
+    placed,
+    request_of,
+)
 from marconi.replay.trace.chats import Chats, MediaIds, chats
 from marconi.replay.trace.decode import Decoder, Id, Seconds, Tokens, clock_s, shown
 from marconi.replay.trace.identity import MAX_ID, DenseIds
-from marconi.replay.trace.source import FileHeader, Source
+from marconi.replay.trace.source import Source
 from marconi.replay.trace.tokens import ESTIMATED
 
 _HALF_CUT = 1024
@@ -74,70 +83,61 @@ _event = Decoder(_Event)
 _finished = Decoder(_Finished)
 
 
-class SGLangLog:
-    """Reads SGLang's log of its requests."""
+def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+    """Every request that was finished, of the sessions kept by `options`."""
+    texts: Chats | None = None
+    came_s: dict[str, float] = {}
+    names = DenseIds({("", ""): 0})
+    found: list[tuple[Hashable, Request]] = []
+    num_prompt = num_cached = 0
+    for text in watch.lines(source):
+        with watch:
+            begin = text.find(b"{")
+            if begin < 0 or b'"event"' not in text:
+                watch.note("passed over, a line of the server's other output")
+                continue
+            event = _event(text[begin:])
+            if event.event == "request.received" and isinstance(event.rid, str) and event.timestamp:
+                came_s[event.rid] = clock_s("timestamp", event.timestamp)
+            if event.event != "request.finished":
+                continue
+            if isinstance(event.rid, str) and b'"embedding"' in text and _is_embedding(text[begin:]):
+                came_s.pop(event.rid, None)
+                watch.note("left out, an embedding call")
+                continue
+            line = _finished(text[begin:])
+            came = came_s.pop(line.rid or "", None)
+            meta = line.out.meta_info or _Meta()
+            if isinstance(meta.finish_reason, dict) and meta.finish_reason.get("type") == "abort":
+                watch.note("left out, an aborted request")
+                continue
+            if texts is None and not line.obj.input_ids:
+                texts = chats(options.tokenizer, options.model_folder, MediaIds(options.model_folder))
+                if options.tokenizer is None and options.model_folder is None:
+                    watch.remark(ESTIMATED)
+            prompt, said = _prompt(line.obj, texts), _said(line.out, texts, len(found))
+            if line.obj.image_data or line.obj.audio_data or line.obj.video_data:
+                watch.note("images, sounds or films are as many tokens as the ids that the log has for them")
+            if came is None:
+                came = max(0.0, clock_s("timestamp", line.timestamp) - meta.e2e_latency)
+            namespace = names[line.obj.extra_key or "", line.obj.cache_salt or ""]
+            request = request_of(prompt, said, came, namespace=namespace)
+            session = line.obj.session_id or line.obj.conversation_id
+            found.append(((len(found),) if session is None else session, request))
+            num_prompt, num_cached = num_prompt + len(prompt), num_cached + meta.cached_tokens
+    if came_s:
+        watch.remark(f"left out, requests of which the log has no end: {len(came_s)}")
+    if num_prompt:
+        watch.remark(f"the server had {num_cached:,} of {num_prompt:,} prompt tokens ({num_cached / num_prompt:.1%})")
+    return arranged(source, 1, placed(_in_sessions(found, SessionNumbers(options)), options))
 
-    name = "sglang"
-    is_of_lines = True
-    uses = frozenset({"session_rate", "max_sessions", "tokenizer"})
 
-    def recognises(self, head: FileHeader) -> bool:
-        """An event of a request."""
-        return b'"event": "request.' in head.data or b'"event":"request.' in head.data
-
-    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request that was finished, of the sessions kept by `options`."""
-        texts: Chats | None = None
-        came_s: dict[str, float] = {}
-        names = DenseIds({("", ""): 0})
-        found: list[tuple[Hashable, Request]] = []
-        num_prompt = num_cached = 0
-        for document in source.documents():
-            for number, text in document.lines():
-                with watch.at(document.name, number):
-                    begin = text.find(b"{")
-                    if begin < 0 or b'"event"' not in text:
-                        watch.note("passed over, a line of the server's other output")
-                        continue
-                    event = _event(text[begin:])
-                    if event.event == "request.received" and isinstance(event.rid, str) and event.timestamp:
-                        came_s[event.rid] = clock_s("timestamp", event.timestamp)
-                    if event.event != "request.finished":
-                        continue
-                    if isinstance(event.rid, str) and b'"embedding"' in text and _is_embedding(text[begin:]):
-                        came_s.pop(event.rid, None)
-                        watch.note("left out, an embedding call")
-                        continue
-                    line = _finished(text[begin:])
-                    came = came_s.pop(line.rid or "", None)
-                    meta = line.out.meta_info or _Meta()
-                    if isinstance(meta.finish_reason, dict) and meta.finish_reason.get("type") == "abort":
-                        watch.note("left out, an aborted request")
-                        continue
-                    if texts is None and not line.obj.input_ids:
-                        texts = chats(options.tokenizer, options.model_folder, MediaIds(options.model_folder))
-                        if options.tokenizer is None and options.model_folder is None:
-                            watch.remark(ESTIMATED)
-                    prompt, said = _prompt(line.obj, texts), _said(line.out, texts, len(found))
-                    if line.obj.image_data or line.obj.audio_data or line.obj.video_data:
-                        watch.note("images, sounds or films are as many tokens as the ids that the log has for them")
-                    if came is None:
-                        came = max(0.0, clock_s("timestamp", line.timestamp) - meta.e2e_latency)
-                    namespace = names[line.obj.extra_key or "", line.obj.cache_salt or ""]
-                    known = len(prompt) + len(said)
-                    request = Request(
-                        pack(prompt) + pack(said), len(prompt), len(said), known, came, namespace=namespace
-                    )
-                    session = line.obj.session_id or line.obj.conversation_id
-                    found.append(((len(found),) if session is None else session, request))
-                    num_prompt, num_cached = num_prompt + len(prompt), num_cached + meta.cached_tokens
-        if came_s:
-            watch.remark(f"left out, requests of which the log has no end: {len(came_s)}")
-        if num_prompt:
-            watch.remark(
-                f"the server had {num_cached:,} of {num_prompt:,} prompt tokens ({num_cached / num_prompt:.1%})"
-            )
-        return arranged(source, 1, placed(_in_sessions(found, SessionNumbers(options)), options))
+SGLANG_LOG = Reader(
+    "sglang",
+    lambda head: b'"event": "request.' in head.data or b'"event":"request.' in head.data,
+    _read,
+    uses=frozenset({"session_rate", "max_sessions", "tokenizer"}),
+)
 
 
 def _in_sessions(found: Sequence[tuple[Hashable, Request]], numbers: SessionNumbers) -> list[Request]:
