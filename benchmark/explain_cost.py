@@ -176,7 +176,7 @@ def _inputs(num_sessions: int, share: float) -> tuple[ReplayInputs, Callable[[],
     task = Task(PolicySpec("best"), int(share * unbounded_bytes(inputs)))
 
     def cache() -> ServerReplay:
-        made = build(task.policy, task.config(inputs)).cache
+        made = build(task.policy, task.config(inputs))
         assert isinstance(made, ServerReplay)
         return made
 

@@ -25,10 +25,10 @@ from fleet_shapes import DEFAULT, LESS_HITS, TIMES_P95, lost_hits, markdown_row,
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
+from marconi.replay.grid import run_tasks
 from marconi.replay.parallel import num_usable_cores, run_all
-from marconi.replay.task import ReplayInputs, unbounded_bytes
+from marconi.replay.task import ReplayInputs, Task, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read
-from marconi_lab.fleet.result import FleetRun, Single
 from marconi_lab.fleet.task import FleetTask, execute
 from marconi_lab.fleet.variants import VARIANTS, Key
 
@@ -90,12 +90,13 @@ def measure(inputs: ReplayInputs, workload: str, args: argparse.Namespace) -> li
     points = []
     for policy in args.policy.split(","):
         for fraction in map(float, args.memory.split(",")):
-            single = FleetTask(PolicySpec.parse(policy), max(1, int(fraction * total)))
+            task = Task(PolicySpec.parse(policy), max(1, int(fraction * total)))
+            (single,) = run_tasks(inputs, [task], args.jobs, lambda _: None)
             for count in map(int, args.replicas.split(",")):
-                tasks = [FleetTask(single.policy, single.memory_bytes, count, variant) for variant in variants]
-                results = run_all(execute, inputs, [single, *tasks], args.jobs, lambda _: None)
-                rate = next(each.rate for each in results if isinstance(each, Single))
-                runs = {each.router: each.to_json(timings=False) for each in results if isinstance(each, FleetRun)}
+                tasks = [FleetTask(task.policy, task.memory_bytes, count, variant) for variant in variants]
+                results = run_all(execute, inputs, tasks, args.jobs, lambda _: None)
+                rate = single.token_hit_rate
+                runs = {each.router: each.to_json(timings=False) for each in results}
                 point = Point(args.half, workload, inputs.model.name, policy, fraction, count, rate, runs)
                 print(point.row, flush=True)
                 points.append(point)

@@ -188,10 +188,18 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
 def _runs(inputs: ReplayInputs, place: Place, args: argparse.Namespace) -> list[FleetRun]:
     num_bytes = int(max(place.memory * unbounded_bytes(inputs), place.num_replicas * MIN_WORKER_BYTES))
     policy, is_told = PolicySpec.parse(args.policy), not args.silent
-    task = FleetTask(policy, num_bytes, place.num_replicas, num_gateways=place.num_gateways, reports_load=is_told)
-    tasks = [replace(task, variant=VARIANTS[name]) for name in args.router.split(",")]
-    found = run_all(execute, inputs, tasks, args.jobs, lambda _: None)
-    return [run for run in found if isinstance(run, FleetRun)]
+    tasks = [
+        FleetTask(
+            policy,
+            num_bytes,
+            place.num_replicas,
+            VARIANTS[name],
+            num_gateways=place.num_gateways,
+            reports_load=is_told,
+        )
+        for name in args.router.split(",")
+    ]
+    return run_all(execute, inputs, tasks, args.jobs, lambda _: None)
 
 
 def _point(place: Place, seeds: Sequence[list[FleetRun]]) -> Point:

@@ -36,12 +36,12 @@ from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import parse_list
 from marconi.policy.request import Trace
-from marconi.replay.bound import bounds_of
-from marconi.replay.grid import cells, num_replays, run_cells
+from marconi.replay.bound import bounded
+from marconi.replay.grid import num_replays, run_tasks
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
-from marconi.replay.result import Bounds, PolicyResult
-from marconi.replay.task import ReplayInputs, unbounded_bytes
+from marconi.replay.result import PolicyResult
+from marconi.replay.task import ReplayInputs, Task, unbounded_bytes
 from marconi.replay.trace import PRESETS, Demand, Half, ReadOptions, generate, preset, read
 from marconi.replay.trace.workload import Skewed, SystemPrompts
 
@@ -180,31 +180,31 @@ class Grid:
         inputs = ReplayInputs(trace, model, on, PrefillLatency(model, on))
         total = unbounded_bytes(inputs)
         memories = [int(fraction * total) for fraction in self.fractions]
-        grid = cells(parse_list(",".join(policies)), memories)
+        grid = [Task(policy, num_bytes) for num_bytes in memories for policy in parse_list(",".join(policies))]
         title = f"{self.half} {self.workload} {name}"
         with metered(title, num_replays(grid) * len(trace.requests)) as meter:
-            runs = run_cells(inputs, grid, num_processes, meter.advance)
+            runs = run_tasks(inputs, grid, num_processes, meter.advance)
         by_memory = [
             dict(zip(policies, runs[index * len(policies) :], strict=False)) for index in range(len(self.fractions))
         ]
-        bounds = bounds_of(inputs, [of_memory["best"] for of_memory in by_memory], num_processes)
+        best = bounded(inputs, [of_memory["best"] for of_memory in by_memory], num_processes)
         return [
-            self._point(name, fraction, of_memory, bounds)
-            for fraction, of_memory in zip(self.fractions, by_memory, strict=True)
+            self._point(name, fraction, of_memory | {"best": each})
+            for fraction, of_memory, each in zip(self.fractions, by_memory, best, strict=True)
         ]
 
-    def _point(self, model: str, fraction: float, runs: Mapping[str, PolicyResult], bounds: Bounds) -> Point:
+    def _point(self, model: str, fraction: float, runs: Mapping[str, PolicyResult]) -> Point:
         """The point that `runs`, by policy, make."""
         best = runs["best"]
-        assert best.mamba_full_memory_ratio is None, "a bound of one pool is one of every division"
-        bound = bounds.hit_rate(best)
+        assert best.task.mamba_ratio is None, "a bound of one pool is one of every division"
+        bound = best.bound_token_hit_rate
         assert bound is not None
         return Point(
             half=self.half,
             workload=self.workload,
             model=model,
             fraction=fraction,
-            memory_bytes=best.memory_bytes,
+            memory_bytes=best.task.memory_bytes,
             hit_rate={policy: run.token_hit_rate for policy, run in runs.items()} | {BOUND: bound},
         )
 

@@ -32,7 +32,7 @@ from hit_rate import FRACTIONS, MODELS, Workload, workloads_in
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
-from marconi.replay.grid import Cell, run_cells
+from marconi.replay.grid import run_tasks
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
 from marconi.replay.task import UNBOUNDED_BYTES, ReplayInputs, Task, unbounded_bytes
@@ -89,7 +89,7 @@ def measure(folder: Path, half: Half, workload: Workload, max_sessions: int | No
             for policy in POLICIES
         ]
         with metered(f"{half} {workload.name} {name}", len(tasks) * len(trace.requests)) as meter:
-            unbounded, *runs = run_cells(inputs, [Cell.of(task) for task in tasks], num_processes, meter.advance)
+            unbounded, *runs = run_tasks(inputs, tasks, num_processes, meter.advance)
         for index, fraction in enumerate(FRACTIONS):
             of_point = dict(zip(POLICIES, runs[index * len(POLICIES) :], strict=False))
             points.append(

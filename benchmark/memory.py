@@ -26,7 +26,7 @@ from rich.table import Table
 from figures.canvas import Canvas, require_matplotlib
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
-from marconi.replay.grid import Cell, run_cells
+from marconi.replay.grid import run_tasks
 from marconi.replay.progress import metered
 from marconi.replay.task import UNBOUNDED_BYTES, ReplayInputs, Task, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read
@@ -74,7 +74,7 @@ def measure(path: str, model: str, half: Half, session_rate: float | None, num_p
     memories = tuple(int(share * whole) for share in SHARES)
     tasks = [Task(PolicySpec("best"), UNBOUNDED_BYTES), *(task for each in memories for task in tasks_at(each))]
     with metered(trace.name, len(tasks) * len(trace.requests)) as meter:
-        runs = run_cells(inputs, [Cell.of(task) for task in tasks], num_processes, meter.advance)
+        runs = run_tasks(inputs, tasks, num_processes, meter.advance)
     least, *counts = (run.num_prompt_tokens - run.num_hit_tokens for run in runs)
     by_kind = {kind: tuple(counts[index :: len(KINDS)]) for index, kind in enumerate(KINDS)}
     return Curve(trace.name, model, memories, by_kind, least)

@@ -24,10 +24,11 @@ from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.replay.catalog import resolve_policy
+from marconi.replay.grid import execute
 from marconi.replay.inputs import resolve
 from marconi.replay.memory import MemorySize
 from marconi.replay.progress import metered
-from marconi.replay.task import ReplayInputs, Task, execute
+from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.trace import Demand, generate, preset, read
 
 DEFAULT_POLICIES = "lru,lru-joint,marconi-static:1"

@@ -194,7 +194,7 @@ def measure(given: Input, model: str, args: argparse.Namespace, workers: Process
     memories = [int(share * whole) for share in args.memory]
     if args.ratio is None:
         advice = make_plan(inputs_of[Half.TUNING], memories, None, args.processes).advice
-        ratios = [each.best.mamba_full_memory_ratio for each in advice if each.best is not None]
+        ratios = [each.best.task.mamba_ratio for each in advice if each.best is not None]
     else:
         ratios = [None if args.ratio == ONE_POOL else float(args.ratio)] * len(memories)
     rows = []

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from marconi.policy.request import Request, Trace, pack
 from marconi_lab.block import VARIANTS, BlockCache, make
-from marconi_lab.block.replay import hit_tokens, replay
+from marconi_lab.block.server import access_prompt
 from policy.random_runs import Extent, extents
+
+from .block_replays import replay
 
 NAMES = [variant.name for variant in VARIANTS]
 
@@ -175,8 +177,8 @@ def check_hits(name: str, drawn: list[tuple[int, int, list[int], int]], capacity
     trace = Trace("drawn", unit, requests)
     cache, twin = make(name, capacity), make_twin(name, capacity)
     expected = []
-    for (blocks, num_tokens), hit in zip(prompts, hit_tokens(trace, cache), strict=True):
-        k = 0
+    for (blocks, num_tokens), request in zip(prompts, requests, strict=True):
+        hit, k = access_prompt(cache, request, unit).num_hit_tokens, 0
         while k < len(blocks) and blocks[k] in twin.blocks():
             k += 1
         for block in blocks:
@@ -186,9 +188,9 @@ def check_hits(name: str, drawn: list[tuple[int, int, list[int], int]], capacity
         assert set(cache.resident) == set(twin.blocks())
         cache.check_invariants()
     result = replay(trace, make(name, capacity))
-    assert result.total_hit_tokens == sum(expected)
-    assert result.total_prompt_tokens == sum(num_tokens for _, num_tokens in prompts)
-    assert result.final_cache_blocks == len(twin.blocks())
+    assert result["total_hit_tokens"] == sum(expected)
+    assert result["total_prompt_tokens"] == sum(num_tokens for _, num_tokens in prompts)
+    assert result["final_cache_blocks"] == len(twin.blocks())
     return len(drawn)
 
 

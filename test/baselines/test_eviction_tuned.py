@@ -13,9 +13,10 @@ from marconi.policy.catalog import PolicySpec
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request
 from marconi.replay.catalog import build
+from marconi.replay.grid import execute
 from marconi.replay.server import ServerReplay
 from marconi.replay.target import CacheConfig
-from marconi.replay.task import ReplayInputs, Task, execute
+from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.trace import Demand, generate, preset
 from marconi.tree import RadixTree
 from marconi.tree.node import NONE_BELOW
@@ -31,7 +32,7 @@ MEMORY_BYTES = 5 * 10**8
 
 def server_of(text: str) -> ServerReplay:
     config = CacheConfig(TRACE, INPUTS.costs, INPUTS.latency, MEMORY_BYTES)
-    cache = build(PolicySpec.parse(text), config).cache
+    cache = build(PolicySpec.parse(text), config)
     assert isinstance(cache, ServerReplay)
     return cache
 
@@ -97,7 +98,7 @@ def test_a_search_sees_the_requests_until_the_first_eviction_and_five_times_as_m
 def test_without_an_eviction_alpha_stays_0() -> None:
     result = execute(INPUTS, Task(PolicySpec("marconi-tuned"), 10**12))
     fixed = execute(INPUTS, Task(PolicySpec("marconi-static", "0"), 10**12))
-    assert replace(result, policy=fixed.policy, requests_per_s=fixed.requests_per_s) == fixed
+    assert replace(result, task=fixed.task, requests_per_s=fixed.requests_per_s) == fixed
 
 
 def test_a_result_says_which_alpha_was_adopted() -> None:

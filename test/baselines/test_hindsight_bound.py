@@ -12,10 +12,11 @@ from marconi.model import load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.bound import bounds_of, limits_of
+from marconi.replay.bound import bounded, limits_of
+from marconi.replay.grid import execute
 from marconi.replay.most_hit import Limit, most_hit_tokens
 from marconi.replay.reuse import Reuse
-from marconi.replay.task import Mode, ReplayInputs, Task, execute, unbounded_bytes
+from marconi.replay.task import Mode, ReplayInputs, Task, unbounded_bytes
 from policy.random_runs import random_requests
 from replay.worlds import SecondAToken
 
@@ -161,27 +162,26 @@ def test_no_rule_exceeds_the_bound_of_its_memory(seed: int) -> None:
         for policy in POLICIES
         for ratio in (None, 0.5)
     ]
-    runs = [execute(inputs, task) for task in tasks]
-    bounds = bounds_of(inputs, runs, 1)
-    rates = [(run.token_hit_rate, bounds.hit_rate(run)) for run in runs]
+    runs = bounded(inputs, [execute(inputs, task) for task in tasks], 1)
+    rates = [(run.token_hit_rate, run.bound_token_hit_rate) for run in runs]
     assert all(bound is not None and rate <= bound for rate, bound in rates)
     assert max(rate / bound for rate, bound in rates if bound) > 0.8, "the bound says something"
-    assert all(bounds.amplification(run) >= 1 for run in runs)
+    assert all(run.amplification >= 1 for run in runs)
 
 
 def test_more_memory_or_a_host_tier_never_lowers_the_bound() -> None:
     inputs = random_inputs(0)
     whole = unbounded_bytes(inputs)
-    run = execute(inputs, Task(PolicySpec("best"), whole // 10))
-    reuse = Reuse.of(inputs.trace)
-    layouts = [run.layout, run.layout._replace(mamba_ratio=0.3), run.layout._replace(host_bytes=whole // 5)]
-    one, two, host = (most_hit_tokens(reuse, limits_of(inputs, layout)) for layout in layouts)
+    task, reuse = Task(PolicySpec("best"), whole // 10), Reuse.of(inputs.trace)
+    tasks = [task, replace(task, mamba_ratio=0.3), replace(task, host_bytes=whole // 5)]
+    one, two, host = (most_hit_tokens(reuse, limits_of(inputs, each)) for each in tasks)
     assert two <= one <= host <= reuse.num_shared_tokens
 
 
 def test_requests_beside_each_other_have_no_bound_but_an_amplification() -> None:
     inputs = random_inputs(0)
     run = execute(inputs, Task(PolicySpec("lru"), unbounded_bytes(inputs)))
-    beside = bounds_of(replace(inputs, mode=Mode.QUEUEING), [run], 1)
-    assert beside.hit_rate(run) is None
-    assert beside.amplification(run) == bounds_of(inputs, [run], 1).amplification(run) > 1
+    (beside,) = bounded(replace(inputs, mode=Mode.QUEUEING), [run], 1)
+    (alone,) = bounded(inputs, [run], 1)
+    assert beside.bound_token_hit_rate is None
+    assert beside.amplification == alone.amplification > 1

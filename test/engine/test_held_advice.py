@@ -23,7 +23,8 @@ from marconi.check.machine import Machine, Platform
 from marconi.engine.launch import split
 from marconi.engine.launch.model import Model
 from marconi.model import DEVICES, PrefillLatency, catalog, load
-from marconi.plan.plan import STOCK, make_plan
+from marconi.plan.advice import STOCK
+from marconi.plan.plan import make_plan
 from marconi.replay.memory import MemorySize, MemoryUnit
 from marconi.replay.task import ReplayInputs
 from replay.worlds import conversations
@@ -173,7 +174,7 @@ def lines_of_plan(inputs: ReplayInputs, rng: random.Random) -> list[str]:
         for line in advice.sentences
         if not line.startswith("Stock SGLang") and f"policy {STOCK} " not in line
     ]
-    return [*said, *ours, *plan.verdict.lines]
+    return [*said, *ours, *plan.verdict]
 
 
 def refused_flags(models: list[str], seed: int, num: int) -> tuple[list[str], int]:

@@ -8,7 +8,6 @@ import pytest
 from marconi.events.base import LOAD_PERIOD_S, Batch, FreeMemory, ReplayEnd, Snapshot, WorkerLoad
 from marconi.policy.request import Request, Trace
 from marconi.replay import serial
-from marconi.replay.target import ReplayTarget
 from marconi.router.dispatch import Dispatcher
 from marconi.router.index import FleetIndex
 from marconi.router.routing import Candidate, LeastPrice
@@ -41,7 +40,7 @@ class Rig:
     ) -> None:
         self.trace = what
         self.workers = [
-            SimulatedWorker(f"w{number}", ReplayTarget(worlds.server(num_bytes)), SPEED, reports_load=reports_load)
+            SimulatedWorker(f"w{number}", worlds.server(num_bytes), SPEED, reports_load=reports_load)
             for number in range(num_workers)
         ]
         variant = VARIANTS[router]
@@ -62,13 +61,13 @@ def hashes_of_path(node: Node) -> list[int]:
 @pytest.mark.parametrize("router", sorted(VARIANTS))
 def test_one_worker_hits_what_a_plain_replay_of_its_cache_hits_whatever_the_rule(router: str) -> None:
     what = conversations(gap_s=FAR_APART_S)
-    plain = serial.replay(what, ReplayTarget(worlds.server(SMALL_BYTES)), SPEED.prefill)
+    plain = serial.replay(what, worlds.server(SMALL_BYTES), SPEED.prefill)
     outcome = Rig(what, router, 1, SMALL_BYTES).outcome
     assert outcome.hit_tokens == plain.hit_tokens
     assert outcome.ttft_s == pytest.approx(plain.ttft_s)
-    assert (
-        0 < sum(plain.hit_tokens) < sum(serial.replay(what, ReplayTarget(worlds.server()), SPEED.prefill).hit_tokens)
-    ), "the memory is short"
+    assert 0 < sum(plain.hit_tokens) < sum(serial.replay(what, worlds.server(), SPEED.prefill).hit_tokens), (
+        "the memory is short"
+    )
 
 
 @pytest.mark.parametrize("router", sorted(VARIANTS))
@@ -154,7 +153,7 @@ class Hearing(Fleet):
 
 
 def test_a_worker_tells_what_runs_what_waits_and_what_is_free_as_its_step_began() -> None:
-    worker = SimulatedWorker("w", ReplayTarget(worlds.server(1000)), SPEED)
+    worker = SimulatedWorker("w", worlds.server(1000), SPEED)
     gateway = Dispatcher(Fleet(FleetIndex(1)), VARIANTS["round-robin"].make(SPEED.prefill), SPEED.prefill)
     gateway.add_worker("w")
     jobs = []
@@ -175,13 +174,13 @@ def test_a_worker_tells_what_runs_what_waits_and_what_is_free_as_its_step_began(
     num_free = 1000 - held.num_tokens - 10 * held.num_states
     memory = FreeMemory(num_free, held.num_tokens, num_free // 10, held.num_states)
     assert told.load == WorkerLoad(0, 1, 33, 3, memory)
-    assert SimulatedWorker("w", ReplayTarget(worlds.server()), SPEED, reports_load=False).load_batch(0.0) is None
+    assert SimulatedWorker("w", worlds.server(), SPEED, reports_load=False).load_batch(0.0) is None
 
 
 def test_a_busy_worker_is_heard_as_often_as_a_servers_and_the_last_word_is_that_it_is_idle() -> None:
     fleet = Hearing()
     variant = VARIANTS["least-loaded"]
-    worker = SimulatedWorker("w", ReplayTarget(worlds.server()), SPEED)
+    worker = SimulatedWorker("w", worlds.server(), SPEED)
     # Busy from 0 to 7.
     what = trace(request("abcd", "efgh", 0.0))
     simulate(what, [worker], [Dispatcher(fleet, variant.make(SPEED.prefill), SPEED.prefill)], variant, 0.125)

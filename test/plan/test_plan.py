@@ -9,33 +9,19 @@ import pytest
 
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
-from marconi.plan.plan import (
-    INT8,
-    INT8_RATIOS,
-    ONE_POOL,
-    RATIOS,
-    Advice,
-    Contender,
-    Needs,
-    Plan,
-    candidates,
-    flags,
-    make_plan,
-)
-from marconi.plan.verdict import Beside, Point, Verdict, halves
+from marconi.plan.advice import INT8, ONE_POOL, Advice, Contender, flags
+from marconi.plan.plan import INT8_RATIOS, RATIOS, candidates, halves, make_plan, request_bytes
+from marconi.plan.verdict import Plan
 from marconi.policy.catalog import PolicySpec
 from marconi.replay.queueing import Batching
-from marconi.replay.result import Percentiles, PolicyResult
+from marconi.replay.result import Percentiles, PolicyResult, Report
 from marconi.replay.store import Storage, Traffic
 from marconi.replay.task import ReplayInputs, Task
 from replay.worlds import conversations
 
 BEST = PolicySpec("best")
 LRU = PolicyResult(
-    policy="lru",
-    memory_bytes=10**9,
-    host_bytes=0,
-    mamba_full_memory_ratio=0.9,
+    task=Task(PolicySpec("lru"), 10**9, 0.9),
     chosen=None,
     num_requests=10,
     num_prompt_tokens=10_000,
@@ -61,10 +47,10 @@ LRU = PolicyResult(
 
 
 def like(policy: str, ratio: float | None, num_hit_tokens: int) -> PolicyResult:
-    return replace(LRU, policy=policy, mamba_full_memory_ratio=ratio, num_hit_tokens=num_hit_tokens)
+    return replace(LRU, task=Task(PolicySpec(policy), 10**9, ratio), num_hit_tokens=num_hit_tokens)
 
 
-NEEDS = Needs(smallest_bytes=2 * 10**9, largest_bytes=30 * 10**9)
+NEEDS = 2 * 10**9, 30 * 10**9
 
 
 def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_every_layout() -> None:
@@ -82,7 +68,7 @@ def test_what_a_server_without_planned_states_refuses_is_no_candidate() -> None:
 def test_one_pool_is_advised_over_any_number_of_ranks(num_ranks: int) -> None:
     model = load("nemotron-h-8b", tensor_parallel=num_ranks)
     inputs = ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
-    (advice,) = make_plan(inputs, [2 * Needs.of(inputs).largest_bytes], None, 1).advice
+    (advice,) = make_plan(inputs, [2 * request_bytes(inputs)[1]], None, 1).advice
     assert ONE_POOL in "\n".join(advice.sentences)
     assert advice.to_json()["sglang_flags"] == ONE_POOL
 
@@ -104,11 +90,12 @@ def test_the_verdict_divides_this_projects_memory_where_stock_at_another_ratio_i
     runs = (LRU, like("lru", 0.2, 6_010), like("best", None, 5_000), like("best", 0.2, 6_000))
     advice = Advice.of(runs, NEEDS, Task(PolicySpec("best"), 10**9))
     assert advice.best is runs[1]
-    assert advice.point == Point(LRU, runs[2], runs[3], "--mamba-full-memory-ratio 0.2")
+    assert (advice.default, advice.alone, advice.ours) == (LRU, runs[2], runs[3])
 
 
 def in_int8(ratio: float, num_hit_tokens: int) -> PolicyResult:
-    return replace(like("best", ratio, num_hit_tokens), int8_checkpoints=True)
+    run = like("best", ratio, num_hit_tokens)
+    return replace(run, task=replace(run.task, int8_checkpoints=True))
 
 
 def test_checkpoints_in_int8_are_a_candidate_where_a_server_serves_them() -> None:
@@ -128,7 +115,7 @@ def test_a_plan_replays_checkpoints_in_int8_and_tells_what_they_win() -> None:
     (advice,) = make_plan(inputs, [60 * model.state_bytes], None, 1).advice
     assert advice.int8 is not None
     assert advice.best is not None
-    assert not advice.best.int8_checkpoints
+    assert not advice.best.task.int8_checkpoints
     assert advice.int8.num_hit_tokens > advice.best.num_hit_tokens
     assert sum(INT8 in line for line in advice.sentences) == 1
 
@@ -138,7 +125,7 @@ def test_checkpoints_in_int8_are_told_where_they_win_and_are_never_the_best() ->
     for num_hit_tokens, is_told in ((6_030, False), (6_050, True), (9_000, True)):
         advice = Advice.of((*exact, in_int8(0.9, 2_000), in_int8(0.2, num_hit_tokens)), NEEDS, Task(BEST, 10**9))
         assert (advice.best, advice.split, advice.ours) == (exact[1], exact[2], exact[1])
-        assert advice.point == Point(LRU, exact[1], exact[1], ONE_POOL)
+        assert (advice.default, advice.alone) == (LRU, exact[1])
         assert any(INT8 in line for line in advice.sentences) == is_told
     assert advice.sentences[-1] == (
         "With --enable-int8-mamba-checkpoint at --mamba-full-memory-ratio 0.2 it would hit 90.0 % of the prompt tokens "
@@ -166,7 +153,7 @@ def test_stock_sglang_at_another_ratio_may_be_the_best() -> None:
     advice = Advice.of((LRU, like("lru", 0.2, 4_000), like("marconi", None, 4_010)), NEEDS)
     assert advice.best is not None
     assert flags(advice.best) == "--mamba-full-memory-ratio 0.2"
-    assert advice.best.policy == "lru"
+    assert advice.best.task.policy == PolicySpec("lru")
     assert len(advice.sentences) == 2
 
 
@@ -185,24 +172,24 @@ def test_where_nothing_fits_the_plan_says_what_would() -> None:
 def test_what_the_smallest_request_is_said_to_need_keeps_it() -> None:
     model = load("nemotron-h-8b")
     inputs = ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
-    needs = Needs.of(inputs)
-    for num_bytes, fits in ((needs.smallest_bytes - 1, False), (needs.smallest_bytes, True)):
+    smallest, largest = request_bytes(inputs)
+    for num_bytes, fits in ((smallest - 1, False), (smallest, True)):
         (advice,) = make_plan(inputs, [num_bytes], None, 1).advice
         assert (advice.best is not None) == fits
-    plan = make_plan(inputs, [needs.largest_bytes - 1, needs.largest_bytes], None, 1)
+    plan = make_plan(inputs, [largest - 1, largest], None, 1)
     too_large = {
-        run.memory_bytes: run.num_too_large
+        run.task.memory_bytes: run.num_too_large
         for run in plan.report.runs
-        if run.policy == "best" and run.mamba_full_memory_ratio is None
+        if run.task.policy == BEST and run.task.mamba_ratio is None
     }
-    assert too_large[needs.largest_bytes] == 0 < too_large[needs.largest_bytes - 1]
+    assert too_large[largest] == 0 < too_large[largest - 1]
 
 
 def test_a_model_without_states_has_no_split_to_choose() -> None:
     model = load("vicuna-7b")
     inputs = ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
     plan = make_plan(inputs, [10**8], None, 1)
-    assert [run.policy for run in plan.report.runs] == ["lru"]
+    assert [str(run.task.policy) for run in plan.report.runs] == ["lru"]
     (advice,) = plan.advice
     assert "The model keeps no states: there is no split to choose." in advice.sentences
     assert not any("ratio" in line or "unified" in line or "two pools" in line for line in advice.sentences)
@@ -244,22 +231,28 @@ def test_a_plan_without_memory_takes_what_the_weights_leave_of_a_card(
 # The verdict
 
 
-def point(num_hit_tokens: int, best: PolicyResult | None = None, best_flags: str = ONE_POOL) -> Point:
-    ours = like("best", None, num_hit_tokens)
-    return Point(LRU, ours, best or ours, best_flags)
+def point(num_hit_tokens: int, divided: PolicyResult | None = None) -> Advice:
+    alone = like("best", None, num_hit_tokens)
+    return Advice(LRU, LRU, None, alone, NEEDS, alone, divided)
 
 
-def verdict(*points: Point, sizes: tuple[int, ...] = (5_000, 6_000), **fields: Any) -> Verdict:
+def verdict(
+    *points: Advice,
+    sizes: tuple[int, ...] = (5_000, 6_000),
+    stored: tuple[PolicyResult, ...] = (),
+    model: str = "nemotron-h-8b",
+) -> tuple[str, ...]:
     runs = tuple(
-        replace(like("best", None, hits), memory_bytes=2 ** (31 + 50 * index)) for index, hits in enumerate(sizes)
+        replace(like("best", None, hits), task=Task(BEST, 2 ** (31 + 50 * index))) for index, hits in enumerate(sizes)
     )
     halved = (LRU, like("best", None, 4_000)), (LRU, like("best", None, 6_000))
-    given = {"has_states": True, "num_ranks": 1, "halves": halved} | fields
-    return Verdict(Beside(trace=conversations(), sizes=runs, **given), points, ())
+    profile, on = load(model), DEVICES["h100"]
+    report = Report(ReplayInputs(conversations(), profile, on, PrefillLatency(profile, on)), None, (LRU,))
+    return Plan(report, points, runs, halved, stored).verdict
 
 
 def test_the_five_lines_follow_from_the_runs() -> None:
-    helps, which, memory, servers, sure = verdict(point(6_000)).lines
+    helps, which, memory, servers, sure = verdict(point(6_000))
     assert helps == (
         "Would it help? Yes, with the flag alone: 50.0 % fewer prompt tokens computed in 1 GB "
         "(60.0 % cached, stock SGLang 20.0 %)."
@@ -271,29 +264,30 @@ def test_the_five_lines_follow_from_the_runs() -> None:
 
 
 def test_a_division_is_named_where_it_computes_less_than_the_flag_alone() -> None:
-    better = verdict(point(6_000, like("best", 0.2, 7_000), "--mamba-full-memory-ratio 0.2"))
-    assert "--mamba-full-memory-ratio 0.2 computes 25.0 % fewer still in 1 GB." in better.lines[1]
-    same = verdict(point(6_000, like("best", 0.2, 6_010), "--mamba-full-memory-ratio 0.2"))
-    assert same.lines[1].endswith("and nothing more.")
+    better = verdict(point(6_000, like("best", 0.2, 7_000)))
+    assert "--mamba-full-memory-ratio 0.2 computes 25.0 % fewer still in 1 GB." in better[1]
+    same = verdict(point(6_000, like("best", 0.2, 6_010)))
+    assert same[1].endswith("and nothing more.")
 
 
 def test_where_nothing_is_won_the_verdict_says_so() -> None:
-    assert verdict(point(2_010)).lines[0].startswith("Would it help? No, stock SGLang is as good: 0.1 % fewer")
-    assert "25.0 % more prompt tokens computed" in verdict(point(0)).lines[0]
-    (line,) = verdict(point(6_000), has_states=False).lines
+    assert verdict(point(2_010))[0].startswith("Would it help? No, stock SGLang is as good: 0.1 % fewer")
+    assert "25.0 % more prompt tokens computed" in verdict(point(0))[0]
+    (line,) = verdict(point(6_000), model="vicuna-7b")
     assert line.startswith("Would it help? No: the model has no recurrent layers")
-    assert verdict().lines == ("Would it help? No: in this memory nothing fits.",)
+    assert verdict() == ("Would it help? No: in this memory nothing fits.",)
 
 
 def test_a_sixth_line_says_what_a_store_behind_the_host_would_win() -> None:
     storage, traffic = Storage(2 * 10**12, 6e9), Traffic(num_written_bytes=10**9, num_read_bytes=2 * 10**9)
-    stored = replace(like("best", None, 8_000), host_bytes=4 * 10**9, prefill_s=0.5, storage=storage, traffic=traffic)
-    *_, disk, _, _ = verdict(point(6_000), stored=(stored,)).lines
+    task = Task(BEST, 10**9, host_bytes=4 * 10**9, storage=storage)
+    stored = replace(like("best", None, 8_000), task=task, prefill_s=0.5, traffic=traffic)
+    *_, disk, _, _ = verdict(point(6_000), stored=(stored,))
     assert disk == (
         "Would a disk help? Yes, 2 TB of storage at 6 GB/s: 50.0 % fewer prompt tokens computed in 1 GB and 4 GB on "
         "the host (80.0 % cached), 0.5 s of prefill, reading and loading in place of 1 s, 1 GB written and 2 GB read."
     )
-    same = verdict(point(6_000), stored=(replace(stored, num_hit_tokens=6_000),)).lines
+    same = verdict(point(6_000), stored=(replace(stored, num_hit_tokens=6_000),))
     assert same[3].startswith("Would a disk help? No, 2 TB of storage at 6 GB/s: 0.0 % fewer")
     assert len(same) == 6
 
@@ -326,7 +320,7 @@ def plan_of(name: str, memory_bytes: int) -> Plan:
 @pytest.mark.parametrize("name", ["jamba-1.5-mini", "marconi-7b"])
 def test_for_a_model_that_no_server_has_nothing_is_advised(name: str) -> None:
     plan = plan_of(name, 20 * 10**9)
-    (line,) = plan.verdict.lines
+    (line,) = plan.verdict
     assert line.startswith("Would it help? No: ")
     (advice,) = plan.advice
     assert not any("--" in sentence for sentence in advice.sentences)
@@ -334,20 +328,20 @@ def test_for_a_model_that_no_server_has_nothing_is_advised(name: str) -> None:
 
 
 def test_weights_that_fit_no_single_card_have_the_ranks_that_they_need() -> None:
-    assert plan_of("qwen3-next-80b-a3b", 20 * 10**9).verdict.lines[3] == (
+    assert plan_of("qwen3-next-80b-a3b", 20 * 10**9).verdict[3] == (
         "How many servers? One of 4 ranks or more: 159 GB of weights (16 bits) do not fit fewer cards (h100 of 80 GB); "
         "--tensor-parallel 4 plans for them."
     )
-    assert "One of one rank" in plan_of("nemotron-h-8b", 20 * 10**9).verdict.lines[3], "its weights fit"
+    assert "One of one rank" in plan_of("nemotron-h-8b", 20 * 10**9).verdict[3], "its weights fit"
 
 
 def test_flags_that_a_model_needs_stand_beside_the_backends() -> None:
-    line = plan_of("falcon-h1-7b", 5 * 10**9).verdict.lines[1]
+    line = plan_of("falcon-h1-7b", 5 * 10**9).verdict[1]
     assert line.startswith("Which flags? --radix-cache-backend marconi --cuda-graph-backend-prefill disabled")
 
 
 def test_memory_that_still_helps_is_said_to() -> None:
-    memory = verdict(point(6_000), sizes=(6_500, 9_000)).lines[2]
+    memory = verdict(point(6_000), sizes=(6_500, 9_000))[2]
     assert memory.endswith("unlimited memory would hit 90.0 %: more still helps.")
 
 

@@ -1,6 +1,5 @@
 """`marconi replay` as a user meets it: tables, result files that repeat to the byte, and errors of one line."""
 
-import dataclasses
 import gzip
 import json
 from collections.abc import Callable
@@ -9,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from baselines.block_replays import replay as replay_blocks
 from marconi.cli import main
 from marconi.model import load
 from marconi.replay.catalog import known_policies
 from marconi.replay.trace import read, write
 from marconi_lab.block import make
-from marconi_lab.block.replay import replay as replay_blocks
 
 from .worlds import conversations
 
@@ -97,7 +96,7 @@ def test_block_caches_of_so_many_blocks_give_the_block_replays_numbers_by_name(
     for capacity in capacities:
         for name in names:
             run = next(runs)
-            expected = dataclasses.asdict(replay_blocks(blocks, make(name, capacity)))
+            expected = replay_blocks(blocks, make(name, capacity))
             assert expected.keys() == set(NUMBERS)
             assert {number: run[number] for number in NUMBERS} == expected
             assert run["overall_hit_rate"] == run["token_hit_rate"]

@@ -229,7 +229,7 @@ def test_a_policy_that_ranks_copies_serves_with_a_host_tier(name: str) -> None:
     documents = [Request(pack(range(300 * index, 300 * index + 200)), 200, 1, 200, float(index)) for index in range(5)]
     config = CacheConfig(Trace("documents", 1, tuple(documents * 4)), COSTS, PREFILL, 600, host=Host(10_000, 1e9))
     require_possible(spec, config)
-    cache = build(spec, config).cache
+    cache = build(spec, config)
     assert sum(cache.serve(document) for document in config.trace.requests) > 0
     assert cache.counters.num_loads > 0
 
@@ -313,7 +313,7 @@ def recomputed_tokens(policy: str, memory: tuple[int, int], served: Trace = agen
     """On a device and a host tier, both divided as SGLang does."""
     costs = Costs(kv_bytes_per_token=10, state_bytes=640, flops=float)
     config = CacheConfig(served, costs, PREFILL, memory[0], SGLANG_MAMBA_RATIO, host=Host(memory[1], 1e9))
-    cache = build(PolicySpec(policy), config).cache
+    cache = build(PolicySpec(policy), config)
     return sum(each.num_prompt_tokens - cache.serve(each) for each in served.requests)
 
 
@@ -404,7 +404,7 @@ def test_the_host_is_divided_as_the_devices_pools_and_beside_one_pool_as_sglang_
 ) -> None:
     costs = Costs(10, 100, float)
     made = CacheConfig(TRACE, costs, PREFILL, 10_000, mamba_ratio, host=Host(10_000, 1e9))  # type: ignore[arg-type]
-    cache = build(PolicySpec("best"), made).cache
+    cache = build(PolicySpec("best"), made)
     assert isinstance(cache, ServerReplay)
     tier = cache.hybrid.host
     assert isinstance(tier, HostTier)

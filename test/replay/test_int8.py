@@ -15,13 +15,13 @@ from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.int8 import divide
 from marconi.policy.request import Request, pack
 from marconi.replay.bound import limits_of
-from marconi.replay.catalog import build
+from marconi.replay.catalog import build, resolve_policy
+from marconi.replay.grid import execute
 from marconi.replay.int8 import PER_REQUEST, Int8, Int8Pools
 from marconi.replay.queueing import Batching, replay
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
-from marconi.replay.target import ReplayTarget
-from marconi.replay.task import ReplayInputs, Task, execute
+from marconi.replay.task import ReplayInputs, Task
 from marconi.tree import RadixTree, check_invariants
 
 from .worlds import SPEED, conversations
@@ -88,7 +88,7 @@ def test_control_a_slot_that_is_not_given_back_is_missed(lost: str, monkeypatch:
 def test_requests_beside_each_other_give_everything_back() -> None:
     trace = conversations(gap_s=0.5)
     replayed = server(Int8Pools(600, 8, num_checkpoints=9))
-    outcome = replay(trace, ReplayTarget(replayed), SPEED, Batching(max_running=4))
+    outcome = replay(trace, replayed, SPEED, Batching(max_running=4))
     assert replayed.scheduling.max_running == 4, "8 live slots are 2 for each"
     assert sum(outcome.hit_tokens) > 0
     assert replayed.counters.num_evictions[Need.STATE] > 20
@@ -146,11 +146,12 @@ def test_more_requests_at_once_leave_fewer_checkpoints() -> None:
     for max_running in (1, 8):
         given_inputs = inputs(max_running)
         memory_bytes = 200 * given_inputs.model.state_bytes
-        target = build(BEST, Task(BEST, memory_bytes, int8_checkpoints=True).config(given_inputs))
-        assert target.mamba_ratio == 0.9
-        assert isinstance(target.cache, ServerReplay)
-        num_checkpoints.append(target.cache.pools.num_checkpoints)
-        assert target.cache.fits(given_inputs.trace.requests[0])
+        config = Task(BEST, memory_bytes, int8_checkpoints=True).config(given_inputs)
+        assert resolve_policy(BEST).laid_out(config).mamba_ratio == 0.9
+        target = build(BEST, config)
+        assert isinstance(target, ServerReplay)
+        num_checkpoints.append(target.pools.num_checkpoints)
+        assert target.fits(given_inputs.trace.requests[0])
     assert num_checkpoints[0] > num_checkpoints[1]
 
 
@@ -164,10 +165,10 @@ def test_what_is_held_and_its_bound_count_a_checkpoint_in_int8() -> None:
     kv_bytes = run.held_bytes - run.num_states_kept * model.int8_state_bytes
     assert kv_bytes >= 0
     assert kv_bytes % model.kv_bytes_per_token == 0
-    assert limits_of(given_inputs, run.layout)[1].per_state == model.int8_state_bytes
+    assert limits_of(given_inputs, run.task)[1].per_state == model.int8_state_bytes
     exact = execute(given_inputs, Task(BEST, 30 * model.state_bytes, 0.9))
     assert run.num_states_kept > exact.num_states_kept
-    assert run.layout != exact.layout
+    assert limits_of(given_inputs, run.task) != limits_of(given_inputs, exact.task)
 
 
 # The command line

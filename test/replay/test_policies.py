@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from baselines.block_replays import replay as replay_blocks
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.plan import STEP_TOKENS, Judicious
 from marconi.policy.catalog import PolicySpec, parse_list
@@ -15,14 +16,13 @@ from marconi.replay.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.replay.admission.every_block import EveryBlock
 from marconi.replay.admission.named import admission_of
 from marconi.replay.catalog import build, known_policies, resolve_policy
-from marconi.replay.grid import cells, run_cells
+from marconi.replay.grid import execute, require_executable, run_tasks
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.server import ServerReplay
 from marconi.replay.target import CacheConfig, Host, block_bytes
-from marconi.replay.task import Mode, ReplayInputs, Task, execute, require_executable
+from marconi.replay.task import Mode, ReplayInputs, Task
 from marconi.tree import RadixTree, check_invariants
 from marconi_lab.block import VARIANTS, make
-from marconi_lab.block.replay import replay as replay_blocks
 from marconi_lab.block.server import BlockServer
 from marconi_lab.traffic import added_tokens, budget_tokens, turn_model
 
@@ -47,7 +47,7 @@ def config(what: Trace = BLOCKS, mamba_ratio: float | None = None) -> CacheConfi
 
 
 def cache_of(text: str, mamba_ratio: float | None = None) -> ServerReplay:
-    cache = build(PolicySpec.parse(text), config(mamba_ratio=mamba_ratio)).cache
+    cache = build(PolicySpec.parse(text), config(mamba_ratio=mamba_ratio))
     assert isinstance(cache, ServerReplay)
     return cache
 
@@ -56,24 +56,24 @@ def cache_of(text: str, mamba_ratio: float | None = None) -> ServerReplay:
 def test_every_policy_serves_a_trace_within_its_memory(name: str) -> None:
     target = build(spec_of(name), config())
     for each in BLOCKS.requests:
-        target.cache.serve(each)
-        held = target.cache.held
+        target.serve(each)
+        held = target.held
         assert (
             held.num_tokens * INPUTS.costs.kv_bytes_per_token + held.num_states * INPUTS.costs.state_bytes
             <= MEMORY_BYTES
         )
-    assert target.cache.counters.num_requests == len(BLOCKS.requests)
-    assert sum(target.cache.counters.num_evictions.values()) > 0
-    if isinstance(target.cache, ServerReplay):
-        target.cache.check_invariants()
-        check_invariants(target.cache.hybrid.tree)
+    assert target.counters.num_requests == len(BLOCKS.requests)
+    assert sum(target.counters.num_evictions.values()) > 0
+    if isinstance(target, ServerReplay):
+        target.check_invariants()
+        check_invariants(target.hybrid.tree)
 
 
 @pytest.mark.parametrize("name", REPLAYABLE)
 def test_every_tree_policy_works_with_two_pools_and_beside_running_requests(name: str) -> None:
     inputs = ReplayInputs(BLOCKS, MODEL, INPUTS.device, INPUTS.latency, Mode.QUEUEING)
     task = Task(spec_of(name), MEMORY_BYTES, mamba_ratio=0.5)
-    if isinstance(build(task.policy, config()).cache, BlockServer):
+    if isinstance(build(task.policy, config()), BlockServer):
         with pytest.raises(ValueError, match=f"policy '{name}': --mamba-full-memory-ratio 0.5 .* leave it out"):
             execute(replace(inputs, mode=Mode.SERIAL), task)
         with pytest.raises(ValueError, match="--mode serial"):
@@ -82,7 +82,7 @@ def test_every_tree_policy_works_with_two_pools_and_beside_running_requests(name
         run = execute(inputs, task)
         assert run.num_requests == len(BLOCKS.requests)
         assert run.num_hit_tokens > 0
-        assert run.mamba_full_memory_ratio == 0.5
+        assert run.task.mamba_ratio == 0.5
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -110,17 +110,20 @@ def test_what_cannot_be_replayed_is_refused_beforehand_and_nothing_else_is(name:
     assert num_refused > 0
 
 
+def tasks(policies: str) -> list[Task]:
+    return [Task(policy, MEMORY_BYTES) for policy in parse_list(policies)]
+
+
 def test_a_policy_with_alternatives_is_refused_by_its_own_name() -> None:
     inputs = ReplayInputs(BLOCKS, MODEL, INPUTS.device, INPUTS.latency)
     with pytest.raises(ValueError, match=r"policy 'static-oracle@judicious:24': .* the trace's unit, 16 tokens"):
-        run_cells(inputs, cells(parse_list("lru,static-oracle@judicious:24"), [MEMORY_BYTES]), 1, lambda _: None)
+        run_tasks(inputs, tasks("lru,static-oracle@judicious:24"), 1, lambda _: None)
 
 
 def test_nothing_is_replayed_before_every_policy_is_known_to_be_possible() -> None:
     inputs = ReplayInputs(BLOCKS, MODEL, INPUTS.device, INPUTS.latency)
-    grid = cells(parse_list("lru,lru@judicious:24"), [MEMORY_BYTES])
     with pytest.raises(ValueError, match=r"policy 'lru@judicious:24'"):
-        run_cells(inputs, grid, 1, lambda _: pytest.fail("a replay ran"))
+        run_tasks(inputs, tasks("lru,lru@judicious:24"), 1, lambda _: pytest.fail("a replay ran"))
 
 
 def test_a_model_without_states_has_all_its_memory_for_kv() -> None:
@@ -130,12 +133,12 @@ def test_a_model_without_states_has_all_its_memory_for_kv() -> None:
     inputs = ReplayInputs(BLOCKS, model, INPUTS.device, PrefillLatency(model, INPUTS.device))
     stock, pools = (execute(inputs, Task(PolicySpec("lru", None, "judicious"), size)) for size in (memory_bytes, 10**9))
     joint = execute(inputs, Task(PolicySpec("lru-joint"), memory_bytes))
-    made = build(PolicySpec("lru", None, "judicious"), Task(PolicySpec("lru"), memory_bytes).config(inputs)).cache
+    made = build(PolicySpec("lru", None, "judicious"), Task(PolicySpec("lru"), memory_bytes).config(inputs))
     assert isinstance(made, ServerReplay)
     assert made.pools.num_tokens == 40 * 10 * BLOCK, "all of it is KV"
     assert stock.num_hit_tokens == pytest.approx(joint.num_hit_tokens, rel=0.03), "in one pool a state is a byte"
     assert stock.num_too_large == 0
-    assert stock.mamba_full_memory_ratio is joint.mamba_full_memory_ratio is None
+    assert stock.task.mamba_ratio is joint.task.mamba_ratio is None
     assert pools.held_bytes > 0.6 * 10**9
     assert dict(pools.num_evictions)["state"] == 0 < dict(pools.num_evictions)["kv"]
     with pytest.raises(ValueError, match=r"policy 'lru': --mamba-full-memory-ratio 2: the model keeps no states"):
@@ -144,7 +147,7 @@ def test_a_model_without_states_has_all_its_memory_for_kv() -> None:
 
 def test_a_run_says_the_ratio_it_ran_at() -> None:
     ratios = [
-        execute(INPUTS, Task(PolicySpec(name), MEMORY_BYTES, ratio)).mamba_full_memory_ratio
+        execute(INPUTS, Task(PolicySpec(name), MEMORY_BYTES, ratio)).task.mamba_ratio
         for name, ratio in (("lru", None), ("lru", 2.0), ("lru-joint", None), ("lru-joint", 0.5), ("lfu", None))
     ]
     assert ratios == [0.9, 2.0, None, 0.5, None]
@@ -316,8 +319,8 @@ def test_a_block_cache_hits_what_the_published_block_replay_hits(name: str) -> N
     assert block_bytes(BLOCK, COSTS) == BLOCK + STATE_BYTES
     server = BlockServer(name, capacity_blocks * block_bytes(BLOCK, COSTS), BLOCK, COSTS)
     expected = replay_blocks(BLOCKS, make(name, capacity_blocks))
-    assert sum(map(server.serve, BLOCKS.requests)) == expected.total_hit_tokens > 0
-    assert server.held.num_states == expected.final_cache_blocks
+    assert sum(map(server.serve, BLOCKS.requests)) == expected["total_hit_tokens"] > 0
+    assert server.held.num_states == expected["final_cache_blocks"]
     assert server.counters.num_states_written == server.held.num_states + sum(server.counters.num_evictions.values())
 
 
@@ -363,7 +366,7 @@ def test_a_trace_without_sessions_has_no_turns() -> None:
 def test_spare_slots_are_filled_in_two_pools_without_a_host_tier(
     mamba_ratio: float | None, host: Host | None, fills_spare: bool
 ) -> None:
-    cache = build(spec_of("best"), replace(config(mamba_ratio=mamba_ratio), host=host)).cache
+    cache = build(spec_of("best"), replace(config(mamba_ratio=mamba_ratio), host=host))
     assert isinstance(cache, ServerReplay)
     num_blocks = 3 * STEP_TOKENS // BLOCK
     long = Request(pack(range(num_blocks)), num_blocks * BLOCK, 0, num_blocks * BLOCK, 0.0)

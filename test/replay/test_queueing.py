@@ -13,7 +13,6 @@ from marconi.replay.admission.chunk_end import NoBuffer
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.queueing import Batching
 from marconi.replay.server import ReplayedRequest, ServerReplay
-from marconi.replay.target import ReplayTarget
 from marconi.tree import Node, check_invariants
 from marconi_lab.block.server import BlockServer
 
@@ -75,7 +74,7 @@ def ends(watched: Watched) -> list[float]:
 
 
 def replay(what: Trace, cache: ServerReplay, batching: Batching | None = None) -> list[float]:
-    return queueing.replay(what, ReplayTarget(cache), SPEED, batching or Batching()).ttft_s
+    return queueing.replay(what, cache, SPEED, batching or Batching()).ttft_s
 
 
 def test_a_request_waits_for_the_prefill_before_it() -> None:
@@ -93,7 +92,7 @@ def test_a_prefill_goes_before_decoding_and_after_the_step_that_runs() -> None:
 
 def test_a_state_is_hit_once_the_request_that_leaves_it_has_finished() -> None:
     first, second = request("abcd", "efg", 0.0), request("abcdefgh", "i", 6.0)
-    outcome = queueing.replay(trace(first, second), ReplayTarget(worlds.server()), SPEED, Batching())
+    outcome = queueing.replay(trace(first, second), worlds.server(), SPEED, Batching())
     assert outcome.hit_tokens == [0, 6]
     assert outcome.ttft_s == [4.0, 2.0]
 
@@ -187,8 +186,8 @@ def test_requests_run_beside_each_other_in_short_memory() -> None:
 def test_requests_that_never_meet_hit_what_they_hit_in_series() -> None:
     what = worlds.conversations(gap_s=1e4)
     one, other = worlds.server(), worlds.server()
-    in_series = serial.replay(what, ReplayTarget(one), SecondAToken())
-    queued = queueing.replay(what, ReplayTarget(other), SPEED, Batching())
+    in_series = serial.replay(what, one, SecondAToken())
+    queued = queueing.replay(what, other, SPEED, Batching())
     assert sum(in_series.hit_tokens) > 0
     assert queued.hit_tokens == in_series.hit_tokens
     assert queued.ttft_s == pytest.approx(in_series.ttft_s)
@@ -200,32 +199,32 @@ GROUP = trace(*(request("s" * 40 + letter * 8, "o", 0.0) for letter in "abcd"))
 
 def test_of_prompts_that_arrive_together_the_first_leaves_a_state_where_the_others_go_on() -> None:
     """The first takes 48 s, the others 8 each from the end of what all share."""
-    outcome = queueing.replay(GROUP, ReplayTarget(worlds.server()), SPEED, Batching())
+    outcome = queueing.replay(GROUP, worlds.server(), SPEED, Batching())
     assert outcome.hit_tokens == [0, 40, 40, 40]
     assert outcome.ttft_s == [48.0, 72.0, 72.0, 72.0]
 
 
 def test_an_admission_that_does_not_look_at_the_queue_computes_all_of_them() -> None:
     cache = worlds.server(admission=NoBuffer())
-    assert queueing.replay(GROUP, ReplayTarget(cache), SPEED, Batching()).hit_tokens == [0, 0, 0, 0]
+    assert queueing.replay(GROUP, cache, SPEED, Batching()).hit_tokens == [0, 0, 0, 0]
 
 
 def test_who_shares_too_little_does_not_wait_and_others_are_not_held_up() -> None:
     """Two that share 40 tokens, and between them one that shares none: it goes with the first."""
     alike = [request("s" * 40 + letter * 8, "o", 0.0) for letter in "ab"]
     outcome = queueing.replay(
-        trace(alike[0], request("x" * 10, "o", 0.0), alike[1]), ReplayTarget(worlds.server()), SPEED, Batching()
+        trace(alike[0], request("x" * 10, "o", 0.0), alike[1]), worlds.server(), SPEED, Batching()
     )
     assert outcome.hit_tokens == [0, 0, 40]
     assert outcome.ttft_s == [58.0, 58.0, 66.0]
     little = trace(*(request("s" * 20 + letter * 8, "o", 0.0) for letter in "ab"))
-    assert queueing.replay(little, ReplayTarget(worlds.server()), SPEED, Batching()).hit_tokens == [0, 0]
+    assert queueing.replay(little, worlds.server(), SPEED, Batching()).hit_tokens == [0, 0]
 
 
 def test_a_block_cache_is_refused() -> None:
     server = BlockServer("lru-block", 100, 2, Costs(1, 0, float))
     with pytest.raises(ValueError, match="--mode serial"):
-        queueing.replay(worlds.conversations(unit_tokens=2), ReplayTarget(server), SPEED, Batching())
+        queueing.replay(worlds.conversations(unit_tokens=2), server, SPEED, Batching())
 
 
 @pytest.mark.parametrize("limit", ["max_running", "max_prefill_tokens"])
@@ -241,7 +240,7 @@ def awaited_hit(monkeypatch: pytest.MonkeyPatch, *, knows_the_queue: bool) -> in
     older, newer = request("a" * 40, "", 0.0), request("b" * 40, "", 100.0)
     other, awaited = request("c" * 60, "", 200.0), request("a" * 40 + "d", "", 200.0)
     cache = worlds.server(150)
-    outcome = queueing.replay(trace(older, newer, other, awaited), ReplayTarget(cache), SPEED, Batching(max_running=1))
+    outcome = queueing.replay(trace(older, newer, other, awaited), cache, SPEED, Batching(max_running=1))
     assert cache.counters.num_evictions[Need.BYTES] > 0
     return outcome.hit_tokens[3]
 

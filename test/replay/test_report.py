@@ -4,22 +4,24 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from marconi.plan.plan import Advice, Needs, Plan, render
-from marconi.plan.verdict import Beside
+from marconi.model import DEVICES, PrefillLatency, load
+from marconi.plan.advice import Advice
+from marconi.plan.plan import render
+from marconi.plan.verdict import Plan
+from marconi.policy.catalog import PolicySpec
 from marconi.replay.report import Column, WideTable, causes, console_for_tables, tables
-from marconi.replay.result import Bounds, Percentiles, PolicyResult, Report
+from marconi.replay.result import Percentiles, PolicyResult, Report
+from marconi.replay.task import ReplayInputs, Task
 
 from .worlds import conversations
 
 PLAIN = PolicyResult(
-    policy="lru-joint",
-    memory_bytes=10**9,
-    host_bytes=0,
-    mamba_full_memory_ratio=None,
+    task=Task(PolicySpec("lru-joint"), 10**9),
     chosen=None,
     num_requests=1_234_567,
     num_prompt_tokens=10_000,
@@ -41,13 +43,21 @@ PLAIN = PolicyResult(
     num_loaded_tokens=0,
     load_s=0.0,
     requests_per_s=12_345.6,
+    num_new_tokens=1_000,
+    most_hit_tokens=9_876,
 )
+
+
+def by(policy: str, ratio: float | None = None, **fields: Any) -> PolicyResult:
+    return replace(PLAIN, task=Task(PolicySpec.parse(policy), 10**9, ratio), **fields)
+
+
 RUNS = (
-    replace(PLAIN, policy="lru", mamba_full_memory_ratio=0.9, num_evictions=(("kv", 1_077_888), ("state", 1_088_999))),
+    by("lru", 0.9, num_evictions=(("kv", 1_077_888), ("state", 1_088_999))),
     PLAIN,
-    replace(PLAIN, policy="marconi", chosen="alpha 0.07594"),
-    replace(PLAIN, policy="static-oracle", chosen="marconi-static:14.5875"),
-    replace(PLAIN, policy="s3fifo", final_cache_blocks=7_654_321),
+    by("marconi", chosen="alpha 0.07594"),
+    by("static-oracle", chosen="marconi-static:14.5875"),
+    by("s3fifo", final_cache_blocks=7_654_321),
 )
 NUMBERS = (
     *("61.73 %", "54.32 %", "0.0123 s", "0.0457 s", "98.8 s", "1,022,333", "1,033,444", "1,044,555", "1,055,666"),
@@ -56,9 +66,9 @@ NUMBERS = (
     *("0.617300", "6173", "10000", "7654321"),
 )
 LABELS = ("lru, ratio 0.9", "lru-joint", "marconi", "(alpha 0.07594)", "static-oracle", "(marconi-static:14.5875)")
-BOUNDS = Bounds(1_000, {run.layout: 9_876 for run in RUNS})
-REPORT = Report("a-trace.jsonl", "a-model", 3, "serial", "h100", 2 * 10**9, BOUNDS, RUNS)
-ADVICE = Advice.of(RUNS, Needs(1, 2))
+MODEL, H100 = load("nemotron-h-8b"), DEVICES["h100"]
+REPORT = Report(ReplayInputs(conversations(), MODEL, H100, PrefillLatency(MODEL, H100)), 2 * 10**9, RUNS)
+ADVICE = Advice.of(RUNS, (1, 2))
 
 
 def printed(what: object, width: int | None) -> str:
@@ -89,13 +99,13 @@ def test_every_name_and_number_is_whole_at_every_width(width: int) -> None:
 @pytest.mark.parametrize("width", [60, 200])
 def test_a_plan_is_whole_at_every_width(width: int) -> None:
     advice = replace(ADVICE, alone=RUNS[0], best=RUNS[1], ours=RUNS[1])
-    plan = Plan(REPORT, (advice,), Beside(conversations(), True, 1, RUNS[:2], ()))
+    plan = Plan(REPORT, (advice,), RUNS[:2], ())
     text = printed(render(plan), width)
     assert max(map(len, text.splitlines())) <= width
     assert all_whole(text, [word for word in (*NUMBERS, *LABELS) if word != "12,346"])
     unwrapped = " ".join(text.split())
-    assert len(plan.verdict.lines) == 5
-    assert all(sentence in unwrapped for sentence in (*advice.sentences, *plan.verdict.lines))
+    assert len(plan.verdict) == 5
+    assert all(sentence in unwrapped for sentence in (*advice.sentences, *plan.verdict))
 
 
 def test_every_table_of_a_stack_has_the_policies() -> None:
@@ -106,11 +116,11 @@ def test_every_table_of_a_stack_has_the_policies() -> None:
 
 
 def test_without_a_terminal_there_is_one_table_and_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    long = replace(RUNS[3], policy="static-oracle@chunk-end:1048576:1048576:1048576", mamba_full_memory_ratio=0.123456)
+    long = by("static-oracle@chunk-end:1048576:1048576:1048576", 0.123456, chosen=RUNS[3].chosen)
     console_for_tables().print(tables(replace(REPORT, runs=(*RUNS[:4], long)), timings=True))
     text = capsys.readouterr().out
     assert headers(text) == 1
-    assert f"{long.policy}, ratio 0.123456 (marconi-static:14.5875)" in text
+    assert f"{long.task.policy}, ratio 0.123456 (marconi-static:14.5875)" in text
     assert all_whole(text, NUMBERS[:12])
 
 
@@ -123,7 +133,7 @@ def test_a_name_longer_than_the_console_is_folded_and_its_number_is_not() -> Non
 
 def test_causes_are_shares_of_the_prompt_tokens_and_only_those_that_a_run_has() -> None:
     missed = replace(PLAIN, num_missed_tokens=(("no_slot", 827), ("first_seen", 3_000)))
-    report = replace(REPORT, runs=(missed, replace(PLAIN, policy="best", num_missed_tokens=(("least_gain", 3_827),))))
+    report = replace(REPORT, runs=(missed, by("best", num_missed_tokens=(("least_gain", 3_827),))))
     text = printed(causes(report), 100)
     for expected in ("no slot", "least gain", "first seen", "8.27 %", "30.00 %", "38.27 %", "0.00 %"):
         assert expected in text

@@ -4,25 +4,17 @@ import json
 import math
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from marconi.model import load
+from marconi.model import DEVICES, load
+from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay import serial
-from marconi.replay.result import (
-    Bounds,
-    Label,
-    Percentiles,
-    PolicyResult,
-    Report,
-    dumps,
-    require_writable,
-    summarise,
-    write,
-)
-from marconi.replay.target import ReplayTarget
+from marconi.replay.result import Percentiles, PolicyResult, Report, dumps, require_writable, summarise, write
+from marconi.replay.task import ReplayInputs, Task
 from marconi_lab.block.server import BlockServer
 
 from . import worlds
@@ -39,11 +31,15 @@ PROMPTS = (4, 9, 5, 3)
 NUM_NEW, NUM_BOUND = 10, 12
 
 
+INPUTS = ReplayInputs(WORKED, load("marconi-7b"), DEVICES["h100"], SecondAToken(), slo_s=3.5, seed=3)
+
+
 @pytest.fixture
 def run() -> PolicyResult:
-    target = ReplayTarget(worlds.server(60))
+    target = worlds.server(60)
     outcome = serial.replay(WORKED, target, SecondAToken())
-    return summarise(Label("lru-joint", 60, 0, slo_s=3.5), WORKED, load("marconi-7b"), worlds.COSTS, target, outcome)
+    found = summarise(INPUTS, Task(PolicySpec("lru-joint"), 60), target, outcome)
+    return replace(found, num_new_tokens=NUM_NEW, most_hit_tokens=NUM_BOUND)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,8 @@ def test_a_run_sums_up_what_was_served(run: PolicyResult) -> None:
     assert run.ttft_s == Percentiles(3.0, 5.0, 5.0)
     assert run.num_slo_violations == 2
     assert run.num_states_hit == 2
-    assert run.held_bytes <= 60
+    held = run.num_states_kept * INPUTS.costs.state_bytes
+    assert 0 < held < run.held_bytes <= held + 60 * INPUTS.costs.kv_bytes_per_token
 
 
 def test_states_written_are_kept_or_evicted(run: PolicyResult) -> None:
@@ -85,8 +82,7 @@ def test_states_written_are_kept_or_evicted(run: PolicyResult) -> None:
 
 
 def test_the_result_file_has_the_layout_that_is_documented(run: PolicyResult) -> None:
-    bounds = Bounds(NUM_NEW, {run.layout: NUM_BOUND})
-    document = Report("made-up", "marconi-7b", 3, "serial", "h100", None, bounds, (run,)).to_json()
+    document = Report(INPUTS, None, (run,)).to_json()
     assert {"trace": "made-up", "model": "marconi-7b", "seed": 3}.items() <= document.items()
     (one,) = json.loads(dumps(document))["runs"]
     assert one["policy"] == "lru-joint"
@@ -111,18 +107,18 @@ def test_a_block_caches_run_has_the_block_replays_numbers_and_another_has_none(r
         for arrival_s, (path, num_prompt) in enumerate(zip(paths, prompts, strict=True))
     )
     blocks = Trace("blocks", 4, requests)
-    target = ReplayTarget(BlockServer("lru-block", 3 * (4 + worlds.STATE_BYTES), 4, worlds.COSTS))
+    target = BlockServer("lru-block", 3 * (4 + worlds.STATE_BYTES), 4, worlds.COSTS)
     outcome = serial.replay(blocks, target, SecondAToken())
-    label = Label("lru-block", 3 * (4 + worlds.STATE_BYTES), 0, slo_s=1.0)
-    of_blocks = summarise(label, blocks, load("marconi-7b"), worlds.COSTS, target, outcome).to_json(timings=False)
+    task = Task(PolicySpec("lru-block"), 3 * (4 + worlds.STATE_BYTES))
+    of_blocks = summarise(replace(INPUTS, trace=blocks), task, target, outcome).to_json(timings=False)
     names = {"overall_hit_rate": 7 / 34, "total_hit_tokens": 7, "total_prompt_tokens": 34, "final_cache_blocks": 3}
     assert names.items() <= of_blocks.items()
-    assert run.block_replay is None
+    assert not run.block_replay
     assert of_blocks.keys() - run.to_json(timings=False).keys() == names.keys()
 
 
 def test_the_speed_of_the_replay_is_in_the_file_only_where_asked_for(run: PolicyResult) -> None:
-    report = Report("made-up", "marconi-7b", 0, "serial", "h100", None, Bounds(NUM_NEW, {}), (run,))
+    report = Report(INPUTS, None, (run,))
     assert report.to_json()["runs"][0]["requests_per_s"] is None
     assert report.to_json(timings=True)["runs"][0]["requests_per_s"] == run.requests_per_s > 0
 

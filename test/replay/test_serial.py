@@ -1,7 +1,6 @@
 """Serial replay: hits and times of a trace worked by hand."""
 
 from marconi.replay import serial
-from marconi.replay.target import ReplayTarget
 
 from . import worlds
 from .worlds import SecondAToken, request, trace
@@ -15,7 +14,7 @@ WORKED = trace(
 
 
 def test_a_trace_worked_by_hand_hits_what_it_should() -> None:
-    outcome = serial.replay(WORKED, ReplayTarget(worlds.server()), SecondAToken())
+    outcome = serial.replay(WORKED, worlds.server(), SecondAToken())
     assert outcome.hit_tokens == [0, 6, 0, 2]
     assert outcome.ttft_s == [4.0, 3.0, 5.0, 1.0]
 
@@ -23,14 +22,12 @@ def test_a_trace_worked_by_hand_hits_what_it_should() -> None:
 def test_the_last_prompt_token_is_always_computed() -> None:
     # The state before the prompt's last token is there on the chance that the prompt comes again.
     same = trace(request("abcd", "ef", 0.0), request("abcd", "gh", 1.0), request("abcd", "ij", 2.0))
-    assert serial.replay(same, ReplayTarget(worlds.server()), SecondAToken()).hit_tokens == [0, 3, 3]
+    assert serial.replay(same, worlds.server(), SecondAToken()).hit_tokens == [0, 3, 3]
 
 
 def test_a_request_larger_than_the_memory_is_served_counted_and_not_inserted() -> None:
     cache = worlds.server(25)
-    outcome = serial.replay(
-        trace(request("abcdefgh", "", 0.0), request("xy", "", 1.0)), ReplayTarget(cache), SecondAToken()
-    )
+    outcome = serial.replay(trace(request("abcdefgh", "", 0.0), request("xy", "", 1.0)), cache, SecondAToken())
     assert outcome.ttft_s == [8.0, 2.0]
     assert cache.counters.num_too_large == 1
     assert cache.held == (2, 2)
@@ -39,6 +36,6 @@ def test_a_request_larger_than_the_memory_is_served_counted_and_not_inserted() -
 def test_progress_counts_every_request() -> None:
     steps: list[int] = []
     many = worlds.conversations(num_sessions=100, num_turns=7)
-    serial.replay(many, ReplayTarget(worlds.server()), SecondAToken(), steps.append)
+    serial.replay(many, worlds.server(), SecondAToken(), steps.append)
     assert len(steps) > 1
     assert sum(steps) == len(many.requests)

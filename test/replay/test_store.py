@@ -40,8 +40,8 @@ def target_of(storage: Storage | None, policy: str = "best", trace: Trace = TRAC
 
 def served(storage: Storage | None, policy: str = "best") -> tuple[Outcome, ServerReplay]:
     target = target_of(storage, policy)
-    assert isinstance(target.cache, ServerReplay)
-    return serial.replay(TRACE, target, SecondAToken()), target.cache
+    assert isinstance(target, ServerReplay)
+    return serial.replay(TRACE, target, SecondAToken()), target
 
 
 class NaiveFolder:
@@ -110,7 +110,7 @@ class Watched(StoreReplay):
 
     @classmethod
     def of(cls, storage: Storage) -> tuple[ServerReplay, "Watched"]:
-        server = target_of(storage).cache
+        server = target_of(storage)
         assert isinstance(server, ServerReplay)
         tier = server.hybrid.host
         assert isinstance(tier, HostTier)
@@ -222,9 +222,9 @@ def test_a_store_that_chooses_nothing_has_no_effect(policy: str, monkeypatch: py
 def test_requests_beside_each_other_read_as_well() -> None:
     def replayed(storage: Storage | None) -> tuple[int, float, ServerReplay]:
         target = target_of(storage)
-        assert isinstance(target.cache, ServerReplay)
+        assert isinstance(target, ServerReplay)
         outcome = queueing.replay(TRACE, target, SPEED, Batching(2))
-        return sum(outcome.hit_tokens), outcome.prefill_s, target.cache
+        return sum(outcome.hit_tokens), outcome.prefill_s, target
 
     (hits, without_s, _), (stored_hits, stored_s, server) = replayed(None), replayed(PLENTY)
     assert server.store is not None

@@ -44,8 +44,8 @@ def test_the_frames_add_up_to_the_replay(name: str, inputs: ReplayInputs) -> Non
     frames = [*record(inputs, task, num_frames=7)]
     target = build(task.policy, task.config(inputs))
     outcome = serial.replay(inputs.trace, target, inputs.latency)
-    assert isinstance(target.cache, ServerReplay)
-    counters, pools, held = target.cache.counters, target.cache.pools, target.cache.held
+    assert isinstance(target, ServerReplay)
+    counters, pools, held = target.counters, target.pools, target.held
     assert sum(frame.hit_tokens for frame in frames) == sum(outcome.hit_tokens) > 0
     num_prompt_tokens = sum(request.num_prompt_tokens for request in inputs.trace.requests)
     missed: Counter[str] = Counter()
@@ -55,7 +55,7 @@ def test_the_frames_add_up_to_the_replay(name: str, inputs: ReplayInputs) -> Non
     assert missed == {cause.replace("_", " "): num for cause, num in counters.num_missed_tokens.items() if num}
     assert sum(frame.num_evicted for frame in frames) == sum(counters.num_evictions.values()) > 0
     # The whole tree, as the definition has it.
-    hybrid = target.cache.hybrid
+    hybrid = target.hybrid
     assert frames[-1].nodes == columns_by_definition(hybrid.tree, hybrid.order, inputs.trace.requests[-1].arrival_s)
     is_ranked = [kind & (NodeKind.STATE | NodeKind.LOCKED) == NodeKind.STATE for kind in frames[-1].nodes.kind]
     assert [worth >= 0 for worth in frames[-1].nodes.worth] == is_ranked
@@ -70,8 +70,8 @@ def test_the_frames_add_up_to_the_replay(name: str, inputs: ReplayInputs) -> Non
     }
     assert [pool.name for pool in last] == names[name]
     if name == "a host tier":
-        assert isinstance(target.cache.hybrid.host, HostTier)
-        copies = target.cache.hybrid.host.copies
+        assert isinstance(target.hybrid.host, HostTier)
+        copies = target.hybrid.host.copies
         assert [pool.cached for pool in last[1:]] == [{"KV": copies.num_tokens}, {"states": copies.num_states}]
     for pool in last:
         assert pool.free + sum(pool.cached.values()) == pool.size
@@ -88,7 +88,7 @@ def test_every_eviction_is_listed_with_what_it_was_for_and_what_it_freed(inputs:
     assert max(frame.num_evicted for frame in frames) <= MAX_EVICTED
     target = build(task.policy, task.config(inputs))
     serial.replay(inputs.trace, target, inputs.latency)
-    counters = target.cache.counters
+    counters = target.counters
     by_need = {need.value: num for need, num in counters.num_evictions.items() if num}
     assert {need: sum(each.need == need for each in listed) for need in by_need} == by_need
     assert sum(each.tokens for each in listed) == counters.num_evicted_tokens

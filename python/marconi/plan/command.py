@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from marconi.plan.plan import STOCK, Plan, make_plan, render
-from marconi.plan.verdict import DEFAULT
+from marconi.plan.advice import DEFAULT, STOCK
+from marconi.plan.plan import make_plan, render
+from marconi.plan.verdict import Plan
 from marconi.replay.command import MEMORY_OF_CARD, add_shared
 from marconi.replay.inputs import memory_of_card, read_inputs, require_memory_for, resolve, storage_of
 from marconi.replay.memory import parse_host_memory, parse_memories

@@ -165,11 +165,11 @@ def build(spec: PolicySpec, config: CacheConfig) -> ReplayTarget:
     with _named(spec):
         config = policy.laid_out(config)
         if policy.blocks is not None:
-            return ReplayTarget(policy.blocks(config.memory_bytes, config.trace.unit_tokens, config.costs))
+            return policy.blocks(config.memory_bytes, config.trace.unit_tokens, config.costs)
         return _prefix_cache(policy, spec, config)
 
 
-def _prefix_cache(policy: ReplayPolicy, spec: PolicySpec, config: CacheConfig) -> ReplayTarget:
+def _prefix_cache(policy: ReplayPolicy, spec: PolicySpec, config: CacheConfig) -> ServerReplay:
     memory, trace = config.memory(), config.trace
     inputs = PolicyInputs(
         costs=config.costs,
@@ -193,14 +193,14 @@ def _prefix_cache(policy: ReplayPolicy, spec: PolicySpec, config: CacheConfig) -
 
     def another(other: PolicySpec) -> ServerReplay:
         target = build(replace(other, admission=spec.admission), config)
-        assert isinstance(target.cache, ServerReplay)
-        return target.cache
+        assert isinstance(target, ServerReplay)
+        return target
 
     server = policy.server(hybrid, memory, scheduling, another)
     if config.storage is not None:
         assert isinstance(host, HostTier), "a store is behind a host tier by worth"
         server.store = StoreReplay(tree, host, config.costs, config.storage)
-    return ReplayTarget(server, mamba_ratio=config.mamba_ratio if config.has_states else None)
+    return server
 
 
 def _host_tier(

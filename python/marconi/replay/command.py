@@ -11,19 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marconi.policy.catalog import parse_list
+from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.policy.store import FIRST_BYTES_PER_S
+from marconi.replay.bound import bounded
 from marconi.replay.catalog import known_policies
-from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
+from marconi.replay.grid import num_replays, require_executable, run_tasks
 from marconi.replay.inputs import GENERATE, read_inputs, read_trace, require_memory_for, resolve, storage_of
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
 from marconi.replay.report import causes, console_for_tables, tables
-from marconi.replay.result import require_writable, write
+from marconi.replay.result import Report, require_writable, write
 from marconi.replay.reuse import Reuse
-from marconi.replay.task import UNBOUNDED_BYTES, Mode
+from marconi.replay.task import UNBOUNDED_BYTES, Mode, Task
 from marconi.replay.trace import write as write_trace
 from marconi.replay.trace.source import STDIN
 
@@ -225,18 +226,20 @@ def _replay(args: argparse.Namespace) -> int:
     require_memory_for(policies, memories)
     start_s = time.monotonic()
     inputs = read_inputs(args)
-    # Whatever the memory is; how much it is may take a replay to know.
-    ratio, is_int8 = args.mamba_full_memory_ratio, args.int8_checkpoints
-    most_on_host = UNBOUNDED_BYTES if host else 0
-    most = cells(policies, [UNBOUNDED_BYTES], ratio, most_on_host, int8_checkpoints=is_int8, storage=storage)
-    require_all(inputs, most)
+
+    def task(policy: PolicySpec, memory_bytes: int, host_bytes: int) -> Task:
+        return Task(policy, memory_bytes, args.mamba_full_memory_ratio, host_bytes, args.int8_checkpoints, storage)
+
+    for policy in policies:
+        # Whatever the memory is; how much it is may take a replay to know.
+        require_executable(inputs, task(policy, UNBOUNDED_BYTES, UNBOUNDED_BYTES if host else 0))
     memories_bytes, host_bytes, unbounded = resolve(memories, inputs, host)
-    grid = cells(policies, memories_bytes, ratio, host_bytes, int8_checkpoints=is_int8, storage=storage)
-    num_requests = num_replays(grid) * len(inputs.trace.requests)
+    tasks = [task(policy, num_bytes, host_bytes) for num_bytes in memories_bytes for policy in policies]
+    num_requests = num_replays(tasks) * len(inputs.trace.requests)
     num_processes = args.jobs or num_usable_cores()
     with metered("replay", num_requests) as meter:
-        runs = run_cells(inputs, grid, num_processes, meter.advance)
-    report = report_of(inputs, unbounded, runs, num_processes)
+        runs = run_tasks(inputs, tasks, num_processes, meter.advance)
+    report = Report(inputs, unbounded, bounded(inputs, runs, num_processes))
     console_for_tables().print(tables(report, args.timings))
     if args.explain:
         console_for_tables().print(causes(report))

@@ -71,10 +71,10 @@ def replay(
     trace: Trace, target: ReplayTarget, speed: Speed, batching: Batching, progress: Progress | None = None
 ) -> Outcome:
     """Serve every request of `trace`, each once; `ValueError` for a cache of blocks, which locks nothing."""
-    if not isinstance(target.cache, ServerReplay):
+    if not isinstance(target, ServerReplay):
         raise ValueError("a block cache cannot be replayed in queueing mode: take --mode serial")
     start_s = time.perf_counter()
-    loop = _Loop(trace, target, target.cache, speed, batching, progress)
+    loop = _Loop(trace, target, speed, batching, progress)
     while loop.advance():
         pass
     return Outcome(loop.hit_tokens, loop.ttft_s, loop.prefill_s, time.perf_counter() - start_s)
@@ -83,7 +83,6 @@ def replay(
 @dataclass(slots=True)
 class _Loop:
     trace: Trace
-    target: ReplayTarget
     server: ServerReplay
     speed: Speed
     batching: Batching

@@ -9,7 +9,7 @@ there is no width to keep.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain, groupby
 
 from rich.box import SIMPLE
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from marconi.policy.misses import Cause
 from marconi.replay.memory import format_bytes
-from marconi.replay.result import BlockReplay, Bounds, PolicyResult, Report
+from marconi.replay.result import PolicyResult, Report
 from marconi.replay.store import Traffic
 
 UNLIMITED_WIDTH = 10_000
@@ -100,19 +100,19 @@ def console_for_tables() -> Console:
 
 def tables(report: Report, timings: bool = False) -> RenderableType:
     """Every run of `report`; the replay's own speed only with `timings`."""
-    by_memory = groupby(report.runs, key=lambda run: run.memory_bytes)
+    by_memory = groupby(report.runs, key=lambda run: run.task.memory_bytes)
     return Group(*(part for memory, runs in by_memory for part in _of_memory(report, memory, list(runs), timings)))
 
 
 def causes(report: Report) -> RenderableType:
     """The causes of the misses of each run of `report`, in shares of the prompt tokens."""
-    by_memory = groupby(report.runs, key=lambda run: run.memory_bytes)
+    by_memory = groupby(report.runs, key=lambda run: run.task.memory_bytes)
     return Group(*(part for memory, runs in by_memory for part in _causes(report, memory, list(runs))))
 
 
 def _causes(report: Report, memory_bytes: int, runs: Sequence[PolicyResult]) -> Iterator[RenderableType]:
     yield Text(f"{_title(report, memory_bytes)}: prompt tokens missed, by cause", style="table.title")
-    yield WideTable(tuple(map(_label, runs)), (_bars(runs, report.bounds), _misses(runs)))
+    yield WideTable(tuple(map(_label, runs)), (_bars(runs), _misses(runs)))
 
 
 def _of_memory(
@@ -121,40 +121,39 @@ def _of_memory(
     yield Text(_title(report, memory_bytes), style="table.title")
     stored = [run.traffic for run in runs if run.traffic is not None]
     behind = (_store(stored),) if len(stored) == len(runs) else ()
-    yield WideTable(tuple(map(_label, runs)), (_reuse(runs, report.bounds), *behind, _cache(runs, timings)))
-    replays = [(run.policy, replayed) for run in runs if (replayed := run.block_replay) is not None]
-    if replays:
-        yield WideTable(tuple((policy,) for policy, _ in replays), (_blocks([replayed for _, replayed in replays]),))
+    yield WideTable(tuple(map(_label, runs)), (_reuse(runs), *behind, _cache(runs, timings)))
+    if replays := [run for run in runs if run.block_replay]:
+        yield WideTable(tuple((str(run.task.policy),) for run in replays), (_blocks(replays),))
 
 
 def _title(report: Report, memory_bytes: int) -> str:
     share = f" ({memory_bytes / report.unbounded_bytes:.3g}x of unbounded)" if report.unbounded_bytes else ""
-    first = next(run for run in report.runs if run.memory_bytes == memory_bytes)
-    below = f" and {format_bytes(first.host_bytes)} on the host" if first.host_bytes else ""
-    below += "" if first.storage is None else f" and {first.storage} behind it"
+    task = next(run.task for run in report.runs if run.task.memory_bytes == memory_bytes)
+    below = f" and {format_bytes(task.host_bytes)} on the host" if task.host_bytes else ""
+    below += "" if task.storage is None else f" and {task.storage} behind it"
+    inputs = report.inputs
     return (
-        f"{report.trace}, {report.model} on {report.device}, {format_bytes(memory_bytes)}{share}{below}, "
-        f"{report.mode}, seed {report.seed}"
+        f"{inputs.trace.name}, {inputs.model.name} on {inputs.device_name}, "
+        f"{format_bytes(memory_bytes)}{share}{below}, {inputs.mode.value}, seed {inputs.seed}"
     )
 
 
 def _label(run: PolicyResult) -> tuple[str, ...]:
-    ratio = run.mamba_full_memory_ratio
-    policy = run.policy if ratio is None else f"{run.policy}, ratio {ratio:g}"
-    policy += ", int8" if run.int8_checkpoints else ""
+    task = run.task
+    policy = str(task.policy) if task.mamba_ratio is None else f"{task.policy}, ratio {task.mamba_ratio:g}"
+    policy += ", int8" if task.int8_checkpoints else ""
     return (policy,) if run.chosen is None else (policy, f"({run.chosen})")
 
 
-def _reuse(runs: Sequence[PolicyResult], bounds: Bounds) -> tuple[Column, ...]:
+def _reuse(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
     """Columns of reuse: savings, and the times of requests."""
-    ttft_s, most = [run.ttft_s for run in runs], [bounds.hit_rate(run) for run in runs]
-    bound = Column("bound", tuple("" if rate is None else f"{100 * rate:.2f} %" for rate in most))
+    ttft_s, bound = [run.ttft_s for run in runs], Column("bound", _most(runs))
     loads = [run.num_loads for run in runs]
     loading = Column("loading", tuple(f"{run.load_s:.3g} s" for run in runs))
     return (
         Column("hit rate", tuple(f"{100 * run.token_hit_rate:.2f} %" for run in runs), "hit\nrate"),
         *((bound,) if any(bound.cells) else ()),
-        Column("amplification", tuple(f"{bounds.amplification(run):.2f}x" for run in runs), "ampli-\nfication"),
+        Column("amplification", tuple(f"{run.amplification:.2f}x" for run in runs), "ampli-\nfication"),
         Column("FLOPs saved", tuple(f"{100 * run.flops_saved_share:.2f} %" for run in runs), "FLOPs\nsaved"),
         Column("TTFT p50", tuple(f"{each.p50:.3g} s" for each in ttft_s), "TTFT\np50"),
         Column("p95", tuple(f"{each.p95:.3g} s" for each in ttft_s), "TTFT\np95"),
@@ -201,27 +200,29 @@ def _misses(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
     )
 
 
-def _bars(runs: Sequence[PolicyResult], bounds: Bounds) -> tuple[Column, ...]:
+def _bars(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
     """Columns of what was hit, the most that any rule hits in this memory, and the most in any memory."""
-    most = [bounds.hit_rate(run) for run in runs]
     return (
         Column("cached", tuple(f"{100 * run.token_hit_rate:.2f} %" for run in runs)),
-        Column("at best here", tuple("" if rate is None else f"{100 * rate:.2f} %" for rate in most), "at best\nhere"),
+        Column("at best here", _most(runs), "at best\nhere"),
         Column(
             "in any memory",
-            tuple(_share(run.num_prompt_tokens - bounds.num_new_tokens, run) for run in runs),
+            tuple(_share(run.num_prompt_tokens - run.num_new_tokens, run) for run in runs),
             "in any\nmemory",
         ),
     )
+
+
+def _most(runs: Sequence[PolicyResult]) -> tuple[str, ...]:
+    return tuple("" if (rate := run.bound_token_hit_rate) is None else f"{100 * rate:.2f} %" for run in runs)
 
 
 def _share(num_tokens: int, run: PolicyResult) -> str:
     return f"{100 * num_tokens / max(run.num_prompt_tokens, 1):.2f} %"
 
 
-def _blocks(replays: Sequence[BlockReplay]) -> tuple[Column, ...]:
+def _blocks(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
     def text(number: float) -> str:
         return f"{number:.6f}" if isinstance(number, float) else str(number)
 
-    names = [field.name for field in fields(BlockReplay)]
-    return tuple(Column(name, tuple(text(getattr(replayed, name)) for replayed in replays)) for name in names)
+    return tuple(Column(name, tuple(text(run.block_replay[name]) for run in runs)) for name in runs[0].block_replay)

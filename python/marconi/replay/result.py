@@ -26,18 +26,16 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from marconi.model.profile import ModelProfile
-from marconi.policy.base import Costs
-from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
 from marconi.replay.server import ServerReplay
-from marconi.replay.store import Storage, Traffic
+from marconi.replay.store import Traffic
 from marconi.replay.target import ReplayTarget
+from marconi.replay.task import ReplayInputs, Task
 
 
 def nearest_rank(rising: Sequence[float], percent: int) -> float:
@@ -61,44 +59,15 @@ class Percentiles:
 
     def to_json(self) -> dict[str, float]:
         """Convert to JSON, by name."""
-        return {"p50": self.p50, "p95": self.p95, "p99": self.p99}
-
-
-@dataclass(frozen=True, slots=True)
-class BlockReplay:
-    """The numbers that the Mooncake-format block replays print of a trace on a block cache."""
-
-    overall_hit_rate: float
-    """`total_hit_tokens / total_prompt_tokens`, 0.0 without a prompt token."""
-    total_hit_tokens: int
-    total_prompt_tokens: int
-    final_cache_blocks: int
-    """Blocks resident after the last request; ghosts are not."""
-
-
-class Layout(NamedTuple):
-    """Memory and how it is divided."""
-
-    memory_bytes: int
-    host_bytes: int
-    mamba_ratio: float | None
-    """Bytes for states over bytes for KV; None for one pool."""
-    int8_checkpoints: bool = False
-    """True if the tree's states are in int8."""
-    storage_bytes: int = 0
-    """Behind the host."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
     """The result of one policy with one memory on one trace. Counts are of requests, states and tokens as named."""
 
-    policy: str
-    memory_bytes: int
-    host_bytes: int
-    """The host tier's memory; 0 without one."""
-    mamba_full_memory_ratio: float | None
-    """Bytes for states over bytes for KV that it ran at; None without a pool of each."""
+    task: Task
+    """The one that was replayed, with the ratio that it ran at: None without a pool each for states and KV."""
     chosen: str | None
     """For the best of several policies in hindsight, which one it was; for a rule that is tuned, its number."""
     num_requests: int
@@ -131,20 +100,12 @@ class PolicyResult:
     """Prompt tokens that were computed, by cause (`policy/misses.py`); none where the policy is a block cache."""
     final_cache_blocks: int | None = None
     """Blocks held at the end; None where the policy is no block cache."""
-    int8_checkpoints: bool = False
-    """`--enable-int8-mamba-checkpoint`."""
-    storage: Storage | None = None
-    """The store behind the host tier."""
     traffic: Traffic | None = None
-    """Its reads and writes; None without one."""
-
-    @property
-    def layout(self) -> Layout:
-        """The memory that it ran with."""
-        storage_bytes = 0 if self.storage is None else self.storage.memory_bytes
-        return Layout(
-            self.memory_bytes, self.host_bytes, self.mamba_full_memory_ratio, self.int8_checkpoints, storage_bytes
-        )
+    """Reads and writes of the store behind the host tier; None without one."""
+    num_new_tokens: int = 0
+    """Prompt tokens that no request before had computed; 0 as long as no bounds are known."""
+    most_hit_tokens: int | None = None
+    """Hit tokens that no rule exceeds in the same memory; None where there is no such bound."""
 
     @property
     def token_hit_rate(self) -> float:
@@ -157,21 +118,37 @@ class PolicyResult:
         return self.flops_saved / self.flops_total if self.flops_total else 0.0
 
     @property
-    def block_replay(self) -> BlockReplay | None:
-        """The numbers of the Mooncake-format block replays; None where the policy is no block cache."""
+    def bound_token_hit_rate(self) -> float | None:
+        """The token hit rate that no rule exceeds in the same memory; None where there is no such bound."""
+        most = self.most_hit_tokens
+        return None if most is None else most / max(self.num_prompt_tokens, 1)
+
+    @property
+    def amplification(self) -> float:
+        """Prompt tokens that were computed over those that were new; 1 where none was."""
+        return (self.num_prompt_tokens - self.num_hit_tokens) / self.num_new_tokens if self.num_new_tokens else 1.0
+
+    @property
+    def block_replay(self) -> dict[str, float]:
+        """The numbers of the Mooncake-format block replays, by name; none where the policy is no block cache."""
         if self.final_cache_blocks is None:
-            return None
-        return BlockReplay(self.token_hit_rate, self.num_hit_tokens, self.num_prompt_tokens, self.final_cache_blocks)
+            return {}
+        return {
+            "overall_hit_rate": self.token_hit_rate,
+            "total_hit_tokens": self.num_hit_tokens,
+            "total_prompt_tokens": self.num_prompt_tokens,
+            "final_cache_blocks": self.final_cache_blocks,
+        }
 
     def to_json(self, timings: bool) -> dict[str, Any]:
         """Convert to the result file's JSON; the replay's own speed only with `timings`."""
-        replayed = self.block_replay
+        task = self.task
         return {
-            "policy": self.policy,
-            "memory_bytes": self.memory_bytes,
-            "host_memory_bytes": self.host_bytes,
-            "mamba_full_memory_ratio": self.mamba_full_memory_ratio,
-            "int8_checkpoints": self.int8_checkpoints,
+            "policy": str(task.policy),
+            "memory_bytes": task.memory_bytes,
+            "host_memory_bytes": task.host_bytes,
+            "mamba_full_memory_ratio": task.mamba_ratio,
+            "int8_checkpoints": task.int8_checkpoints,
             "chosen": self.chosen,
             "num_requests": self.num_requests,
             "num_requests_too_large": self.num_too_large,
@@ -197,12 +174,12 @@ class PolicyResult:
             "load_s": self.load_s,
             "missed_tokens": dict(self.num_missed_tokens),
             "requests_per_s": self.requests_per_s if timings else None,
-            **({} if replayed is None else asdict(replayed)),
+            **self.block_replay,
             **self._storage_to_json(),
         }
 
     def _storage_to_json(self) -> dict[str, Any]:
-        storage, traffic = self.storage, self.traffic
+        storage, traffic = self.task.storage, self.traffic
         if storage is None or traffic is None:
             return {}
         return {
@@ -218,59 +195,36 @@ class PolicyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Tokens that no cache can hit, and the most that a rule can hit in the same memory."""
-
-    num_new_tokens: int
-    """Prompt tokens that no request before had computed."""
-    most_hit_tokens: Mapping[Layout, int]
-
-    def amplification(self, run: PolicyResult) -> float:
-        """Prompt tokens that `run` computed over those that were new; 1 where none was."""
-        return (run.num_prompt_tokens - run.num_hit_tokens) / self.num_new_tokens if self.num_new_tokens else 1.0
-
-    def hit_rate(self, run: PolicyResult) -> float | None:
-        """The token hit rate that no rule exceeds in the memory of `run`; None where there is no such bound."""
-        most = self.most_hit_tokens.get(run.layout) if run.final_cache_blocks is None else None
-        return None if most is None else most / max(run.num_prompt_tokens, 1)
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Every run on one trace."""
 
-    trace: str
-    model: str
-    seed: int
-    mode: str
-    device: str
+    inputs: ReplayInputs
     unbounded_bytes: int | None
     """Final size of an unbounded cache, if it was computed."""
-    bounds: Bounds
     runs: tuple[PolicyResult, ...]
-    remarks: tuple[str, ...] = ()
-    """Differences from what was served: tokens that are estimated, records that were left out."""
+    """With their bounds."""
 
     def to_json(self, timings: bool = False) -> dict[str, Any]:
         """Convert to the result file's JSON."""
+        inputs = self.inputs
         return {
-            "trace": self.trace,
-            "model": self.model,
-            "seed": self.seed,
-            "mode": self.mode,
-            "device": self.device,
+            "trace": inputs.trace.name,
+            "model": inputs.model.name,
+            "seed": inputs.seed,
+            "mode": inputs.mode.value,
+            "device": inputs.device_name,
             "unbounded_bytes": self.unbounded_bytes,
-            "new_tokens": self.bounds.num_new_tokens,
-            "remarks": list(self.remarks),
-            "runs": [self._run_to_json(run, timings) for run in self.runs],
+            "new_tokens": self.runs[0].num_new_tokens,
+            "remarks": list(inputs.remarks),
+            "runs": [
+                {
+                    **run.to_json(timings),
+                    "bound_token_hit_rate": run.bound_token_hit_rate,
+                    "prefill_amplification": run.amplification,
+                }
+                for run in self.runs
+            ],
         }
-
-    def _run_to_json(self, run: PolicyResult, timings: bool) -> dict[str, Any]:
-        found = {
-            "bound_token_hit_rate": self.bounds.hit_rate(run),
-            "prefill_amplification": self.bounds.amplification(run),
-        }
-        return run.to_json(timings) | found
 
 
 def dumps(document: dict[str, Any]) -> str:
@@ -330,40 +284,23 @@ def _temporary_beside(path: Path) -> Path:
     return temporary
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
-    """The label of a result."""
-
-    policy: str
-    memory_bytes: int
-    host_bytes: int
-    slo_s: float
-    int8_checkpoints: bool = False
-
-
-def summarise(
-    label: Label, trace: Trace, model: ModelProfile, costs: Costs, target: ReplayTarget, outcome: Outcome
-) -> PolicyResult:
-    """Sum up a replay of at least one request."""
-    cache = target.cache
-    counters, held = cache.counters, cache.held
-    store = cache.store if isinstance(cache, ServerReplay) else None
+def summarise(inputs: ReplayInputs, task: Task, target: ReplayTarget, outcome: Outcome) -> PolicyResult:
+    """Sum up a replay of at least one request; `task` has the ratio that it ran at."""
+    requests, model, costs = inputs.trace.requests, inputs.model, task.costs(inputs)
+    counters, held = target.counters, target.held
+    server = target if isinstance(target, ServerReplay) else None
+    num_prompt_tokens = [request.num_prompt_tokens for request in requests]
     return PolicyResult(
-        policy=label.policy,
-        memory_bytes=label.memory_bytes,
-        host_bytes=label.host_bytes,
-        mamba_full_memory_ratio=target.mamba_ratio,
-        chosen=cache.chosen if isinstance(cache, ServerReplay) else None,
-        num_requests=len(trace.requests),
-        num_prompt_tokens=sum(request.num_prompt_tokens for request in trace.requests),
+        task=task,
+        chosen=None if server is None else server.chosen,
+        num_requests=len(requests),
+        num_prompt_tokens=sum(num_prompt_tokens),
         num_hit_tokens=sum(outcome.hit_tokens),
         flops_saved=math.fsum(model.prefix_flops_of(outcome.hit_tokens).tolist()),
-        flops_total=math.fsum(
-            model.prefix_flops_of([request.num_prompt_tokens for request in trace.requests]).tolist()
-        ),
+        flops_total=math.fsum(model.prefix_flops_of(num_prompt_tokens).tolist()),
         ttft_s=Percentiles.of(outcome.ttft_s),
-        slo_s=label.slo_s,
-        num_slo_violations=sum(ttft_s > label.slo_s for ttft_s in outcome.ttft_s),
+        slo_s=inputs.slo_s,
+        num_slo_violations=sum(ttft_s > inputs.slo_s for ttft_s in outcome.ttft_s),
         num_too_large=counters.num_too_large,
         num_states_written=counters.num_states_written,
         num_states_kept=held.num_states,
@@ -375,10 +312,8 @@ def summarise(
         num_loads=counters.num_loads,
         num_loaded_tokens=counters.num_loaded_tokens,
         load_s=counters.load_s,
-        requests_per_s=len(trace.requests) / max(outcome.wall_s, 1e-9),
+        requests_per_s=len(requests) / max(outcome.wall_s, 1e-9),
         num_missed_tokens=tuple((cause.value, num) for cause, num in counters.num_missed_tokens.items() if num),
-        final_cache_blocks=None if isinstance(cache, ServerReplay) else cache.num_blocks,
-        int8_checkpoints=label.int8_checkpoints,
-        storage=None if store is None else store.storage,
-        traffic=None if store is None else store.traffic,
+        final_cache_blocks=None if isinstance(target, ServerReplay) else target.num_blocks,
+        traffic=None if server is None or server.store is None else server.store.traffic,
     )

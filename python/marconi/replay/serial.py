@@ -12,18 +12,17 @@ from marconi.model.latency import LatencyModel
 from marconi.policy.request import Trace
 from marconi.replay.outcome import PROGRESS_STEP, Outcome, Progress
 from marconi.replay.server import ServerReplay
-from marconi.replay.target import Blocks, ReplayTarget
+from marconi.replay.target import ReplayTarget
 
 
 def replay(trace: Trace, target: ReplayTarget, latency: LatencyModel, progress: Progress | None = None) -> Outcome:
     """Serve every request of `trace` from `target`."""
     start_s = time.perf_counter()
-    cache = target.cache
     hit_tokens, load_s = [], []
     for request in trace.requests:
-        loaded_before_s = _loaded_s(cache)
-        hit_tokens.append(cache.serve(request))
-        load_s.append(_loaded_s(cache) - loaded_before_s)
+        loaded_before_s = _loaded_s(target)
+        hit_tokens.append(target.serve(request))
+        load_s.append(_loaded_s(target) - loaded_before_s)
         if progress is not None and len(hit_tokens) % PROGRESS_STEP == 0:
             progress(PROGRESS_STEP)
     each = zip(hit_tokens, load_s, trace.requests, strict=True)
@@ -33,7 +32,7 @@ def replay(trace: Trace, target: ReplayTarget, latency: LatencyModel, progress: 
     return Outcome(hit_tokens, ttft_s, math.fsum(ttft_s), time.perf_counter() - start_s)
 
 
-def _loaded_s(cache: ServerReplay | Blocks) -> float:
+def _loaded_s(target: ReplayTarget) -> float:
     """Seconds of all loads so far, and of the reads before them."""
-    store = cache.store if isinstance(cache, ServerReplay) else None
-    return cache.counters.load_s + (0.0 if store is None else store.traffic.read_s)
+    store = target.store if isinstance(target, ServerReplay) else None
+    return target.counters.load_s + (0.0 if store is None else store.traffic.read_s)

@@ -1,7 +1,7 @@
 """A replay's *target*: a server (`replay/server.py`) or a cache of blocks, and its memory."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from marconi.lifecycle.pools import Amount
 from marconi.model.latency import LatencyModel
@@ -103,10 +103,5 @@ class Blocks(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayTarget:
-    """The cache that a replay drives."""
-
-    cache: ServerReplay | Blocks
-    mamba_ratio: float | None = None
-    """Bytes for states over bytes for KV that its pools have; None without two such pools."""
+ReplayTarget: TypeAlias = ServerReplay | Blocks
+"""The cache that a replay drives."""

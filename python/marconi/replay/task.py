@@ -13,13 +13,9 @@ from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
-from marconi.replay import queueing, serial
-from marconi.replay.catalog import build, require_possible, resolve_policy
-from marconi.replay.decode import DecodeLatency
 from marconi.replay.int8 import Int8
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.replay.queueing import Batching
-from marconi.replay.result import Label, PolicyResult, summarise
 from marconi.replay.store import Storage
 from marconi.replay.target import CacheConfig, Host
 from marconi.tree import RadixTree
@@ -83,6 +79,7 @@ class Task:
     policy: PolicySpec
     memory_bytes: int
     mamba_ratio: float | None = None
+    """Bytes for states over bytes for KV; None takes the policy's own layout, or is one pool once it has run."""
     host_bytes: int = 0
     """The host tier's memory; 0 without one."""
     int8_checkpoints: bool = False
@@ -110,31 +107,6 @@ class Task:
             slo_s=inputs.slo_s,
             int8=Int8(inputs.costs.state_bytes, max_running) if self.int8_checkpoints else None,
         )
-
-
-def require_executable(inputs: ReplayInputs, task: Task) -> None:
-    """`ValueError`, in which the policy is named, if `execute` would refuse; quick, before anything is replayed."""
-    if inputs.mode is Mode.QUEUEING and resolve_policy(task.policy).caches_blocks:
-        raise ValueError(
-            f"policy {str(task.policy)!r}: a block cache cannot be replayed in queueing mode: take --mode serial"
-        )
-    if task.int8_checkpoints and not inputs.has_int8_checkpoints:
-        raise ValueError(f"--int8-checkpoints: {inputs.model.name} keeps no recurrent states alone: leave it out")
-    require_possible(task.policy, task.config(inputs))
-
-
-def execute(inputs: ReplayInputs, task: Task, progress: Progress | None = None) -> PolicyResult:
-    """Replay the trace of `inputs`; `ValueError` for a policy that cannot be made for it."""
-    target = build(task.policy, task.config(inputs))
-    if inputs.mode is Mode.SERIAL:
-        outcome = serial.replay(inputs.trace, target, inputs.latency, progress)
-    else:
-        decode = DecodeLatency.of(inputs.model, inputs.device)
-        outcome = queueing.replay(
-            inputs.trace, target, queueing.Speed(inputs.latency, decode), inputs.batching, progress
-        )
-    label = Label(str(task.policy), task.memory_bytes, task.host_bytes, inputs.slo_s, task.int8_checkpoints)
-    return summarise(label, inputs.trace, inputs.model, task.costs(inputs), target, outcome)
 
 
 def unbounded_bytes(inputs: ReplayInputs, progress: Progress | None = None) -> int:

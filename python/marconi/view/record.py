@@ -26,7 +26,7 @@ def record(inputs: ReplayInputs, task: Task, num_frames: int, progress: Progress
     if policy.caches_blocks or policy.alternatives:
         raise ValueError(f"--policy must be one policy with a tree, got {str(task.policy)!r}")
     config = task.config(inputs)
-    cache = build(task.policy, config).cache
+    cache = build(task.policy, config)
     assert isinstance(cache, ServerReplay)
     host = policy.laid_out(config).host_memory()
 

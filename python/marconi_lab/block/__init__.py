@@ -1,6 +1,6 @@
 """Caches of whole blocks, without a tree: the peers that the published block replays use.
 
-`base.py` is the contract, its siblings are the variants, `replay.py` is what a trace's requests hit.
+`base.py` is the contract, its siblings are the variants, `server.py` is what a trace's requests hit.
 """
 
 from marconi_lab.block.base import BlockCache

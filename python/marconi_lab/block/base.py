@@ -1,6 +1,6 @@
 """The contract of a block cache: which of the blocks that were accessed are still there.
 
-A block cache sees whole blocks, one at a time, and knows nothing of prefixes, tokens or states: `replay.py` turns what
+A block cache sees whole blocks, one at a time, and knows nothing of prefixes, tokens or states: `server.py` turns what
 is resident into hits. Its capacity is a count of blocks, all of one size. Three things hold for every variant, after
 every access: `num_blocks <= capacity_blocks`; the block just accessed is resident; what happens depends on the order of
 the accesses alone, so equal orders leave equal caches.

@@ -63,10 +63,6 @@ class LfuBlockCache(BlockCache):
         """See `BlockCache.resident`."""
         return self._frequency.keys()
 
-    def contains(self, block_id: int) -> bool:
-        """See `BlockCache.contains`."""
-        return block_id in self._frequency
-
     def check_invariants(self) -> None:
         """The contract's, and: every block in the one queue of its frequency, none empty, the least one known."""
         super().check_invariants()

@@ -36,7 +36,3 @@ class LruBlockCache(BlockCache):
     def resident(self) -> Set[int]:
         """See `BlockCache.resident`."""
         return self._queue.keys()
-
-    def contains(self, block_id: int) -> bool:
-        """See `BlockCache.contains`."""
-        return block_id in self._queue

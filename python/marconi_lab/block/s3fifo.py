@@ -92,10 +92,6 @@ class S3FifoBlockCache(BlockCache):
         """See `BlockCache.resident`: small and main, no ghost."""
         return self._counter.keys()
 
-    def contains(self, block_id: int) -> bool:
-        """See `BlockCache.contains`."""
-        return block_id in self._counter
-
     @property
     def small(self) -> tuple[tuple[int, int], ...]:
         """The small queue as (block, counter), oldest first."""

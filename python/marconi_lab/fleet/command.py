@@ -11,15 +11,17 @@ from typing import Any
 
 from marconi.policy.catalog import parse_list
 from marconi.policy.request import Trace
+from marconi.replay.grid import run_tasks
 from marconi.replay.inputs import read_inputs, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores, run_all
 from marconi.replay.progress import metered
 from marconi.replay.report import console_for_tables
 from marconi.replay.result import require_writable, write
+from marconi.replay.task import Task
 from marconi.replay.trace import in_blocks
 from marconi_lab.fleet.plan import with_layouts
-from marconi_lab.fleet.result import FleetReport, FleetRun, Single, tables
+from marconi_lab.fleet.result import FleetReport, tables
 from marconi_lab.fleet.simulation import DEFAULT_EVENT_DELAY_S
 from marconi_lab.fleet.task import MAX_REPLICAS, FleetTask, execute, require_for_fleets, require_possible
 from marconi_lab.fleet.variants import parse_variants, require_keys
@@ -88,8 +90,8 @@ def _run_fleets(args: argparse.Namespace) -> int:
     memories_bytes, host_bytes, unbounded = resolve(memories, inputs, host)
     ratio = args.mamba_full_memory_ratio
     cells = [(policy, num_bytes) for policy in policies for num_bytes in memories_bytes]
-    tasks = [FleetTask(policy, num_bytes, mamba_ratio=ratio, host_bytes=host_bytes) for policy, num_bytes in cells]
-    tasks += [
+    alone = [Task(policy, num_bytes, ratio, host_bytes) for policy, num_bytes in cells]
+    tasks = [
         FleetTask(policy, num_bytes, count, variant, ratio, delay_s, host_bytes, num_gateways)
         for policy, num_bytes in cells
         for count in counts
@@ -97,21 +99,20 @@ def _run_fleets(args: argparse.Namespace) -> int:
     ]
     for task in tasks:
         require_possible(inputs, task)
-    num_requests = len(tasks) * len(inputs.trace.requests)
+    num_requests = (len(alone) + len(tasks)) * len(inputs.trace.requests)
+    num_processes = args.jobs or num_usable_cores()
     with metered("simulate", num_requests) as meter:
-        results = run_all(execute, inputs, tasks, args.jobs or num_usable_cores(), meter.advance)
+        singles = run_tasks(inputs, alone, num_processes, meter.advance)
+        runs = run_all(execute, inputs, tasks, num_processes, meter.advance)
     report = FleetReport(
-        trace=inputs.trace.name,
-        model=inputs.model.name,
-        seed=inputs.seed,
-        device=inputs.device_name,
+        inputs=inputs,
         speedup=speedup,
         event_delay_s=delay_s,
         num_gateways=num_gateways,
         unbounded_bytes=unbounded,
         host_bytes=host_bytes,
-        singles=tuple(each for each in results if isinstance(each, Single)),
-        runs=tuple(each for each in results if isinstance(each, FleetRun)),
+        singles=singles,
+        runs=tuple(runs),
     )
     console_for_tables().print(tables(report, args.timings))
     if args.json is not None:

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Final
 
 from marconi.model import PrefillLatency, load
-from marconi.plan.plan import STOCK, Advice, Contender, Plan
-from marconi.policy.catalog import parse_list
+from marconi.plan.advice import STOCK, Advice, Contender
+from marconi.plan.verdict import Plan
+from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay.parallel import num_usable_cores, run_all
 from marconi.replay.progress import metered
@@ -34,8 +35,8 @@ def with_layouts(args: argparse.Namespace, inputs: ReplayInputs, plan: Plan, blo
     together = replace(inputs, trace=blocked(inputs.trace))
     model = load(args.model)
     apart = replace(together, model=model, latency=PrefillLatency(model, inputs.device))
-    num_processes, host_bytes = args.jobs or num_usable_cores(), plan.host_bytes
-    tasks = [_tasks(together, each, host_bytes) for each in plan.advice]
+    num_processes = args.jobs or num_usable_cores()
+    tasks = [_tasks(together, each) for each in plan.advice]
     with metered("compare", sum(map(len, tasks)) * len(inputs.trace.requests)) as meter:
         ones = run_all(execute, together, [pair[0] for pair in tasks if pair], num_processes, meter.advance)
         others = run_all(execute, apart, [pair[1] for pair in tasks if len(pair) == 2], num_processes, meter.advance)
@@ -48,21 +49,21 @@ def with_layouts(args: argparse.Namespace, inputs: ReplayInputs, plan: Plan, blo
     return replace(plan, advice=tuple(advice))
 
 
-def _tasks(inputs: ReplayInputs, advice: Advice, host_bytes: int) -> tuple[FleetTask, ...]:
+def _tasks(inputs: ReplayInputs, advice: Advice) -> tuple[FleetTask, ...]:
     """The one server's, and those of N if the model fits one card; none where nothing fits."""
     best, num_ranks = advice.best, inputs.model.tensor_parallel
     if best is None:
         return ()
-    (policy,) = parse_list(best.chosen or best.policy)
-    ratio = best.mamba_full_memory_ratio
-    one = FleetTask(policy, advice.memory_bytes, 1, _ROUTER, ratio, host_bytes=host_bytes)
+    asked = best.task
+    policy = asked.policy if best.chosen is None else PolicySpec.parse(best.chosen)
+    one = FleetTask(policy, asked.memory_bytes, 1, _ROUTER, asked.mamba_ratio, host_bytes=asked.host_bytes)
     weight_bytes = inputs.model.num_parameters * inputs.model.storage.weight_itemsize
-    left = advice.memory_bytes + weight_bytes // num_ranks - weight_bytes
+    left = asked.memory_bytes + weight_bytes // num_ranks - weight_bytes
     # The smallest request of one rank takes what all ranks together take for it, or less.
-    if left < num_ranks * advice.needs.smallest_bytes:
+    if left < num_ranks * advice.request_bytes[0]:
         return (one,)
-    ratio = ratio if best.policy == str(STOCK) else None
-    return one, FleetTask(policy, num_ranks * left, num_ranks, _ROUTER, ratio, host_bytes=num_ranks * host_bytes)
+    ratio = asked.mamba_ratio if asked.policy == STOCK else None
+    return one, FleetTask(policy, num_ranks * left, num_ranks, _ROUTER, ratio, host_bytes=num_ranks * asked.host_bytes)
 
 
 def _layout(run: object) -> Contender:

@@ -21,17 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from marconi.replay.memory import format_bytes
-from marconi.replay.result import Percentiles
-
-
-@dataclass(frozen=True, slots=True)
-class Single:
-    """The result of one cache of the whole memory."""
-
-    policy: str
-    memory_bytes: int
-    rate: float
-    """Token hit rate."""
+from marconi.replay.result import Percentiles, PolicyResult
+from marconi.replay.task import ReplayInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +83,7 @@ class FleetRun:
 class FleetReport:
     """Every run on one trace."""
 
-    trace: str
-    model: str
-    seed: int
-    device: str
+    inputs: ReplayInputs
     speedup: float
     event_delay_s: float
     num_gateways: int
@@ -103,13 +91,17 @@ class FleetReport:
     """The memory of an unbounded cache at the end; None unless memory was given in shares of it."""
     host_bytes: int
     """Of all host tiers; 0 without any."""
-    singles: tuple[Single, ...]
+    singles: tuple[PolicyResult, ...]
+    """One cache of the whole memory, for each policy and amount."""
     runs: tuple[FleetRun, ...]
     """Sorted by policy, memory and number of workers."""
 
     def single(self, policy: str, memory_bytes: int) -> float:
         """Token hit rate of one cache."""
-        return next(each for each in self.singles if (each.policy, each.memory_bytes) == (policy, memory_bytes)).rate
+        asked = policy, memory_bytes
+        return next(
+            each.token_hit_rate for each in self.singles if (str(each.task.policy), each.task.memory_bytes) == asked
+        )
 
     def share_of_single(self, run: FleetRun) -> float | None:
         """The run's token hit rate over that of one cache; None where that hits nothing."""
@@ -118,18 +110,23 @@ class FleetReport:
 
     def to_json(self, timings: bool = False) -> dict[str, Any]:
         """The JSON value of the result file."""
+        inputs = self.inputs
         return {
-            "trace": self.trace,
-            "model": self.model,
-            "seed": self.seed,
-            "device": self.device,
+            "trace": inputs.trace.name,
+            "model": inputs.model.name,
+            "seed": inputs.seed,
+            "device": inputs.device_name,
             "speedup": self.speedup,
             "event_delay_s": self.event_delay_s,
             "gateways": self.num_gateways,
             "unbounded_bytes": self.unbounded_bytes,
             "host_memory_bytes": self.host_bytes,
             "single": [
-                {"policy": each.policy, "memory_bytes": each.memory_bytes, "token_hit_rate": each.rate}
+                {
+                    "policy": str(each.task.policy),
+                    "memory_bytes": each.task.memory_bytes,
+                    "token_hit_rate": each.token_hit_rate,
+                }
                 for each in self.singles
             ],
             "runs": [{**run.to_json(timings), "share_of_single": self.share_of_single(run)} for run in self.runs],
@@ -151,9 +148,10 @@ def _title(report: FleetReport, policy: str, memory_bytes: int) -> str:
     if report.host_bytes:
         memory += f" and {format_bytes(report.host_bytes)} on hosts"
     gateways = f"{report.num_gateways} gateways, " if report.num_gateways > 1 else ""
+    inputs = report.inputs
     return (
-        f"{report.trace}, {report.model} on {report.device}, {policy}, {memory}, {gateways}"
-        f"seed {report.seed}; one cache of it: hit rate {100 * single:.2f} %"
+        f"{inputs.trace.name}, {inputs.model.name} on {inputs.device_name}, {policy}, {memory}, {gateways}"
+        f"seed {inputs.seed}; one cache of it: hit rate {100 * single:.2f} %"
     )
 
 

@@ -4,17 +4,17 @@ import time
 from dataclasses import dataclass
 
 from marconi.policy.catalog import Knowledge, PolicySpec
-from marconi.replay import serial
 from marconi.replay.catalog import build, resolve_policy
 from marconi.replay.decode import DecodeLatency
+from marconi.replay.grid import require_executable
 from marconi.replay.outcome import Progress
 from marconi.replay.queueing import Speed
 from marconi.replay.result import Percentiles
-from marconi.replay.task import ReplayInputs, Task, require_executable
+from marconi.replay.task import ReplayInputs, Task
 from marconi.router.dispatch import Dispatcher
 from marconi.router.index import FleetIndex
 from marconi.router.sync import Fleet
-from marconi_lab.fleet.result import FleetRun, Single
+from marconi_lab.fleet.result import FleetRun
 from marconi_lab.fleet.simulation import DEFAULT_EVENT_DELAY_S, FleetOutcome, simulate
 from marconi_lab.fleet.variants import Variant
 from marconi_lab.fleet.worker import SimulatedWorker
@@ -24,13 +24,13 @@ MAX_REPLICAS = 1000
 
 @dataclass(frozen=True, slots=True)
 class FleetTask:
-    """A fleet and its rule of routing; without a rule, one cache of the whole memory instead."""
+    """A fleet and its rule of routing."""
 
     policy: PolicySpec
     memory_bytes: int
     """The whole fleet's; each worker has an equal part."""
-    num_replicas: int = 1
-    variant: Variant | None = None
+    num_replicas: int
+    variant: Variant
     mamba_ratio: float | None = None
     event_delay_s: float = DEFAULT_EVENT_DELAY_S
     host_bytes: int = 0
@@ -60,15 +60,10 @@ def require_for_fleets(spec: PolicySpec) -> None:
         raise ValueError(f"policy {str(spec)!r}: a bound of hindsight is one of a single cache: leave out --replicas")
 
 
-def execute(inputs: ReplayInputs, task: FleetTask, progress: Progress | None = None) -> FleetRun | Single:
+def execute(inputs: ReplayInputs, task: FleetTask, progress: Progress | None = None) -> FleetRun:
     """Simulate the fleet over the trace of `inputs`; `ValueError` for an impossible task."""
     require_possible(inputs, task)
     start_s = time.perf_counter()
-    if task.variant is None:
-        target = build(task.policy, _of_one(task).config(inputs))
-        replayed = serial.replay(inputs.trace, target, inputs.latency, progress)
-        num_prompt_tokens = sum(request.num_prompt_tokens for request in inputs.trace.requests)
-        return Single(str(task.policy), task.memory_bytes, sum(replayed.hit_tokens) / num_prompt_tokens)
     workers = _workers(inputs, task)
     gateways = [dispatcher_of(inputs, task.variant) for _ in range(task.num_gateways)]
     outcome = simulate(inputs.trace, workers, gateways, task.variant, task.event_delay_s, progress)
@@ -101,7 +96,6 @@ def _summarise(
     inputs: ReplayInputs, task: FleetTask, workers: list[SimulatedWorker], outcome: FleetOutcome, wall_s: float
 ) -> FleetRun:
     """Sum up a simulation of at least one request."""
-    assert task.variant is not None
     requests = inputs.trace.requests
     return FleetRun(
         router=task.variant.name,

@@ -44,9 +44,9 @@ class SimulatedWorker:
 
     def __init__(self, name: str, target: ReplayTarget, speed: Speed, *, reports_load: bool = True) -> None:
         """`target` serves by a tree, and has not yet."""
-        assert isinstance(target.cache, ServerReplay)
+        assert isinstance(target, ServerReplay)
         self.name = name
-        self.server = target.cache
+        self.server = target
         self.num_computed_tokens = 0
         """Prompt tokens that it prefilled."""
         self.num_requests = 0
