@@ -38,7 +38,7 @@ needs them.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated, Final, NamedTuple, TypeAlias, assert_never
 
 import msgspec
@@ -48,13 +48,11 @@ from marconi.events.base import (
     Batch,
     Cleared,
     Event,
-    FreeMemory,
     KvRemoved,
     KvStored,
     Snapshot,
     StateRemoved,
     StateStored,
-    StoreReach,
     WorkerLoad,
     is_in_store,
 )
@@ -207,7 +205,7 @@ class Encoder:
         self, worker: str, epoch: int, published: Iterable[Published], time_s: float, load: WorkerLoad | None = None
     ) -> bytes:
         """Encode the next batch."""
-        wire: list[_Wire] = [_carried(_From(VERSION, worker, epoch, None, _load_on_wire(load)))]
+        wire: list[_Wire] = [_carried(_From(VERSION, worker, epoch, None, None if load is None else _on_wire(load)))]
         for each in published:
             wire.append(self._event(each))
             self._note(each.event)
@@ -300,12 +298,13 @@ class Decoder:
             raise Malformed(f"a payload must have at most {limits.max_hashes} hashes, got {num_hashes}")
         first = wire[0].marconi if wire and isinstance(wire[0], _BlockRemoved) else None
         if not isinstance(first, _From):
-            return Batch(worker, 0, sequence, tuple(_records(wire)))
+            return Batch(worker, 0, sequence, _records(wire))
         if first.version != VERSION:
             raise Malformed(f"the version of events must be {VERSION}, got {first.version}")
-        events = tuple(_records(wire[1:]))
+        events = _records(wire[1:])
         if first.number is None:
-            return Batch(first.worker, first.epoch, sequence, events, _load(first.load))
+            load = msgspec.convert(first.load, WorkerLoad | None, from_attributes=True)
+            return Batch(first.worker, first.epoch, sequence, events, load)
         if not all(isinstance(event, KvStored | StateStored) for event in events):
             raise Malformed("a snapshot must hold stored KV and states only")
         return Snapshot(first.worker, first.epoch, sequence, first.number, events)
@@ -315,30 +314,12 @@ def _carried(more: _More) -> _BlockRemoved:
     return _BlockRemoved([], DEVICE, more)
 
 
-def _load_on_wire(load: WorkerLoad | None) -> _Load | None:
-    if load is None:
-        return None
-    held = load.memory
-    memory: _Memory | None = None
-    if held is not None:
-        memory = _Memory(held.free_tokens, held.evictable_tokens, held.free_slots, held.evictable_slots)
-    reach = load.store
-    store = None if reach is None else _Store(reach.store, reach.s_per_token, reach.s_per_state)
+def _on_wire(load: WorkerLoad) -> _Load:
+    """A load as it is sent, unchecked: one that is not possible is refused where it is decoded."""
+    memory = load.memory and _Memory(*astuple(load.memory))
+    store = load.store and _Store(*astuple(load.store))
     counts = load.num_running, load.num_waiting, load.max_running, load.num_prefill_tokens
     return _Load(load.age_s, *counts, memory, store)
-
-
-def _load(wire: _Load | None) -> WorkerLoad | None:
-    if wire is None:
-        return None
-    held = wire.memory
-    memory: FreeMemory | None = None
-    if held is not None:
-        memory = FreeMemory(held.free_tokens, held.evictable_tokens, held.free_slots, held.evictable_slots)
-    reach = wire.store
-    store = None if reach is None else StoreReach(reach.store & MAX_HASH, reach.s_per_token, reach.s_per_state)
-    counts = wire.num_running, wire.num_waiting, wire.max_running, wire.num_prefill_tokens
-    return WorkerLoad(*counts, memory, wire.age_s, store)
 
 
 def _num_hashes(wire: _Wire) -> int:
@@ -348,11 +329,8 @@ def _num_hashes(wire: _Wire) -> int:
     return len(wire.block_hashes) + (len(more.block_hashes) if isinstance(more, _Part | _NoPart) else 0)
 
 
-def _records(wire: Iterable[_Wire]) -> Iterable[Event]:
-    for each in wire:
-        event = _record(each)
-        if event is not None:
-            yield event
+def _records(wire: Iterable[_Wire]) -> tuple[Event, ...]:
+    return tuple([event for each in wire if (event := _record(each)) is not None])
 
 
 def _record(wire: _Wire) -> Event | None:

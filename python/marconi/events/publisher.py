@@ -28,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Final, Protocol, TypeVar
 
 import zmq
@@ -111,17 +112,6 @@ class PublisherOptions:
             require_private(address, self.keys)
 
 
-class _FleetOnly:
-    """Admits peers that have the fleet's keys."""
-
-    def __init__(self, keys: Keys) -> None:
-        self._public = keys.public
-
-    def callback(self, _domain: str, key: bytes) -> bool:
-        """True if a peer's `key` is the fleet's."""
-        return key == self._public
-
-
 class Publisher:
     """Publishes until it is closed. An error of the source ends it with a line in the log, rather than wrong events."""
 
@@ -178,10 +168,12 @@ class Publisher:
     # Sockets
 
     def _guard(self) -> None:
-        if self.options.keys is not None:
+        """Admit peers that have the fleet's keys, and no others."""
+        if (keys := self.options.keys) is not None:
             self._authenticator = ThreadAuthenticator(self._context)
             self._authenticator.start()
-            self._authenticator.configure_curve_callback(credentials_provider=_FleetOnly(self.options.keys))
+            fleet_only = SimpleNamespace(callback=lambda _domain, key: key == keys.public)
+            self._authenticator.configure_curve_callback(credentials_provider=fleet_only)
 
     def _bind(self, kind: int, address: str, high_water_mark: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)

@@ -14,7 +14,7 @@ Owner: the thread of the cache, whose log it is.
 from collections import OrderedDict
 from typing import Final
 
-from marconi.events.tree_log import ROOT, Dropped, DroppedState, Held, Joined, KeptState, Split, Tenant, TreeLog
+from marconi.events.tree_log import Change, ChangeLog, Tenant, TreeLog
 from marconi.tree import Node, RadixTree
 
 MAX_TOKENS: Final = 1 << 22
@@ -23,28 +23,30 @@ _IDS_PER_TOKEN: Final = 2
 """A token is packed into 8 bytes, and an id of a tree's path has 4."""
 
 
-class StoreLog:
-    """The contents of `store`, told to `log`; a `marconi.tree.memory.Memory` of their tree."""
+class StoreLog(ChangeLog):
+    """The contents of `store`, told to `log` as they change."""
+
+    sign = -1
 
     def __init__(self, log: TreeLog, store: int, max_tokens: int = MAX_TOKENS) -> None:
         """Nothing is stored yet, in a log that holds nothing of a store either."""
         self._log = log
+        self.tenant = Tenant()
         self._store = store
         self._max_tokens = max_tokens
         self._tree = RadixTree(ids_per_unit=_IDS_PER_TOKEN, memory=self)
         self._stored = OrderedDict[Node, None]()
         """States, the one that was stored the longest ago first."""
-        self._tenant = Tenant()
 
     def stored(self, path: bytes, namespace: int, tenant: Tenant) -> None:
         """Log that the store has the state at the end of `path`, and its KV."""
         tree, depth = self._tree, len(path) // self._tree.unit_bytes
         if depth > self._max_tokens:
             return
-        self._tenant = tenant._replace(store=self._store)
+        self.tenant = tenant._replace(store=self._store)
         (node,) = tree.insert(path, [depth], namespace)
         if node not in self._stored:
-            self._log.own(KeptState(-node.serial))
+            self.kept_state(node)
         self._stored[node] = None
         self._stored.move_to_end(node)
         while tree.num_tokens > self._max_tokens:
@@ -70,31 +72,10 @@ class StoreLog:
         assert nodes == set(self._stored), "a state that is stored and not known, or the other way round"
         assert self._tree.num_tokens <= self._max_tokens
 
+    def log(self, change: Change) -> None:
+        """Log a change for the reader of the device's log alone."""
+        self._log.own(change)
+
     def _drop(self, node: Node) -> None:
         del self._stored[node]
         self._tree.evict(node)
-
-    # As the tree tells
-
-    def held(self, node: Node) -> None:
-        """The KV of a node's span is stored."""
-        parent = node.parent
-        assert parent is not None
-        above = ROOT if parent.parent is None else -parent.serial
-        self._log.own(Held(-node.serial, above, node.key, self._tenant))
-
-    def dropped(self, node: Node) -> None:
-        """The KV of a node's span is not known to be stored any more."""
-        self._log.own(Dropped(-node.serial))
-
-    def dropped_state(self, node: Node) -> None:
-        """The state of a node is not known to be stored any more."""
-        self._log.own(DroppedState(-node.serial))
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """A span was split."""
-        self._log.own(Split(-upper.serial, -lower.serial, upper.key, lower.key))
-
-    def joined(self, upper: Node, lower: Node) -> None:
-        """Two spans were joined."""
-        self._log.own(Joined(-upper.serial, -lower.serial, lower.key))

@@ -8,8 +8,9 @@ change cannot be recovered, so it stays closed. A second reader has a log of its
 changes on to.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from marconi.tree import Node
 
@@ -78,14 +79,53 @@ class Flushed(NamedTuple):
 Change: TypeAlias = Held | Dropped | KeptState | DroppedState | Split | Joined | Flushed
 
 
-class TreeLog:
-    """A `marconi.tree.memory.Memory` that logs; the owner of states logs when one is kept."""
+class ChangeLog(ABC):
+    """A `marconi.tree.memory.Memory` that logs each change; the owner of states logs when one is kept."""
+
+    tenant: Tenant
+    """The owner of the path that is inserted next."""
+    sign: ClassVar[int] = 1
+    """A node's serial times this names it."""
+
+    @abstractmethod
+    def log(self, change: Change) -> None:
+        """Log a change."""
+
+    def held(self, node: Node) -> None:
+        """Log that the KV of a node's span is held."""
+        parent = node.parent
+        assert parent is not None
+        above = ROOT if parent.parent is None else self.sign * parent.serial
+        self.log(Held(self.sign * node.serial, above, node.key, self.tenant))
+
+    def dropped(self, node: Node) -> None:
+        """Log that the KV of a node's span is dropped."""
+        self.log(Dropped(self.sign * node.serial))
+
+    def kept_state(self, node: Node) -> None:
+        """Log that the state at a node's end is kept."""
+        self.log(KeptState(self.sign * node.serial))
+
+    def dropped_state(self, node: Node) -> None:
+        """Log that the state at a node's end is dropped."""
+        self.log(DroppedState(self.sign * node.serial))
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Log that a span was split."""
+        self.log(Split(self.sign * upper.serial, self.sign * lower.serial, upper.key, lower.key))
+
+    def joined(self, upper: Node, lower: Node) -> None:
+        """Log that two spans were joined."""
+        self.log(Joined(self.sign * upper.serial, self.sign * lower.serial, lower.key))
+
+
+class TreeLog(ChangeLog):
+    """The log of a server's tree."""
 
     def __init__(self, also: "TreeLog | None" = None) -> None:
         """A log whose changes `also` gets, too."""
         self.changes: deque[Change] = deque()
         self.tenant = Tenant()
-        """The owner of the path that is inserted next."""
         self.is_closed = False
         self._also = also
 
@@ -95,36 +135,9 @@ class TreeLog:
         # Into a deque without room, appending is nothing.
         self.changes = deque(maxlen=0)
 
-    def held(self, node: Node) -> None:
-        """Log that the KV of a node's span is held."""
-        parent = node.parent
-        assert parent is not None
-        above = ROOT if parent.parent is None else parent.serial
-        self._append(Held(node.serial, above, node.key, self.tenant))
-
-    def dropped(self, node: Node) -> None:
-        """Log that the KV of a node's span is dropped."""
-        self._append(Dropped(node.serial))
-
-    def kept_state(self, node: Node) -> None:
-        """Log that the state at a node's end is kept."""
-        self._append(KeptState(node.serial))
-
-    def dropped_state(self, node: Node) -> None:
-        """Log that the state at a node's end is dropped."""
-        self._append(DroppedState(node.serial))
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """Log that a span was split."""
-        self._append(Split(upper.serial, lower.serial, upper.key, lower.key))
-
-    def joined(self, upper: Node, lower: Node) -> None:
-        """Log that two spans were joined."""
-        self._append(Joined(upper.serial, lower.serial, lower.key))
-
     def flushed(self) -> None:
         """Log that the whole tree is dropped."""
-        self._append(Flushed())
+        self.log(Flushed())
 
     def own(self, change: Change) -> None:
         """Log a change that only this log's reader gets."""
@@ -132,7 +145,8 @@ class TreeLog:
             self.close()
         self.changes.append(change)
 
-    def _append(self, change: Change) -> None:
+    def log(self, change: Change) -> None:
+        """Log a change that the readers of both logs get."""
         self.own(change)
         if self._also is not None:
-            self._also._append(change)
+            self._also.log(change)
