@@ -349,9 +349,9 @@ def test_what_a_worker_is_known_to_have_is_not_guessed() -> None:
     )
     router.fleet.receive(Batch("a", 1, 0, events), 0.0)
     router.dispatch(known, 0.0)
-    assert router.fleet.guesses.num_made == 0
+    assert router.fleet.guesses.fates["made"] == 0
     router.dispatch(prompt(*range(13)), 0.0)
-    assert router.fleet.guesses.num_made == 1
+    assert router.fleet.guesses.fates["made"] == 1
 
 
 def test_what_ends_without_being_served_says_nothing_of_how_long_requests_are_held() -> None:
@@ -385,7 +385,7 @@ def test_a_guess_is_renewed_by_a_request_that_rests_on_it() -> None:
     router = dispatcher("a")
     router.dispatch(prompt(*range(13)), 0.0)
     router.dispatch(prompt(*range(13)), 8.0)
-    assert router.fleet.guesses.num_made == 1
+    assert router.fleet.guesses.fates["made"] == 1
     assert router.dispatch(prompt(*range(13)), 15.0).decision.worker.num_hit_tokens == 12
 
 

@@ -221,7 +221,7 @@ def test_a_guess_counts_until_it_is_confirmed_or_expires() -> None:
     assert fleet.hits(CHAIN, 10.0) == {}
     fleet.expect("w", CHAIN, 1, 20.0)
     fleet.receive(batch(0, *HELD), 20.0)
-    assert (hit(fleet, 20.0), len(fleet.guesses), fleet.guesses.num_expired) == (8, 0, 1)
+    assert (hit(fleet, 20.0), len(fleet.guesses), fleet.guesses.fates["expired"]) == (8, 0, 1)
 
 
 def test_a_guess_is_confirmed_by_a_state_in_the_block_after_it_as_workers_keep_it_before_a_prompts_last_token() -> None:
@@ -248,10 +248,10 @@ def test_a_snapshot_confirms_guesses_of_which_it_holds_the_block() -> None:
     part = (KvStored((77,), 2, b"", 3), StateStored(77, 11, b""))
     fleet.receive(snapshot(0, 0, KvStored((1, 2), None, b"", BLOCK_TOKENS), *part), 0.5)
     fleet.settle()
-    assert (len(fleet.guesses), fleet.guesses.num_confirmed) == (1, 0), "it was made while that was on its way"
+    assert (len(fleet.guesses), fleet.guesses.fates["confirmed"]) == (1, 0), "it was made while that was on its way"
     fleet.receive(snapshot(0, 1, KvStored((1, 2), None, b"", BLOCK_TOKENS), *part), 5.5)
     fleet.settle()
-    assert (len(fleet.guesses), fleet.guesses.num_confirmed) == (0, 1)
+    assert (len(fleet.guesses), fleet.guesses.fates["confirmed"]) == (0, 1)
 
 
 def test_a_guess_is_denied_by_a_younger_snapshot_but_not_by_one_that_was_under_way() -> None:

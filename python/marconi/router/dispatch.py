@@ -185,6 +185,7 @@ class Usual:
     """The limit that any of them reported last."""
 
 
+@dataclass(slots=True, eq=False)
 class Load:
     """The unfinished work of one worker, and what a request that is dispatched now waits for.
 
@@ -209,36 +210,24 @@ class Load:
     report is stale.
     """
 
-    __slots__ = (
-        "_decoding",
-        "_due_s",
-        "_prefilling",
-        "_since_s",
-        "_work_s",
-        "held",
-        "limit",
-        "num_running",
-        "others",
-        "usual",
-    )
+    usual: Usual = field(default_factory=Usual)
+    """The fleet's, which its loads share."""
+    num_running: int = 0
+    limit: float = math.inf
+    """Requests that run at once before others wait."""
+    held: Held = field(init=False)
+    others: Others = field(default_factory=Others)
+    _work_s: float = 0.0
+    _since_s: float = 0.0
+    """When the first of those whose prefill is ahead became the first."""
+    _due_s: dict[Ticket, float] = field(default_factory=dict)
+    """Tickets whose prefill is ahead, in order of dispatch, and when each is answered at the latest, unless it waits
+    for room."""
+    _decoding: dict[Ticket, float | None] = field(default_factory=dict)
+    """When each of the others was answered; None if nobody saw it."""
 
-    def __init__(self, usual: Usual | None = None) -> None:
-        """`usual` is the fleet's, which its loads share."""
-        self.usual = usual or Usual()
-        self.num_running = 0
-        self.limit = math.inf
-        """Requests that run at once before others wait."""
+    def __post_init__(self) -> None:
         self.held = Held(self.usual.held)
-        self.others = Others()
-        self._prefilling: dict[Ticket, None] = {}
-        """Tickets in order of dispatch."""
-        self._work_s = 0.0
-        self._since_s = 0.0
-        """When the first of them became the first."""
-        self._due_s: dict[Ticket, float] = {}
-        """When each of them is answered at the latest, unless it waits for room."""
-        self._decoding: dict[Ticket, float | None] = {}
-        """When each of the others was answered; None if nobody saw it."""
 
     def wait_s(self, now_s: float, num_new_tokens: int = 1) -> float:
         """Seconds until a request of so many tokens to compute that is dispatched now begins."""
@@ -273,36 +262,35 @@ class Load:
         return self.num_running + self.others.num_requests(now_s)
 
     def _learned_limit(self, now_s: float) -> float:
-        if self._prefilling and self._decoding and now_s > self._due_s[next(iter(self._prefilling))]:
+        if self._due_s and self._decoding and now_s > next(iter(self._due_s.values())):
             return min(self.limit, len(self._decoding))
         return self.limit
 
     def _prefills_ahead_s(self, now_s: float) -> float:
-        if not self._prefilling:
+        if not self._due_s:
             return self.others.prefill_s(now_s, 0.0)
-        first = next(iter(self._prefilling))
+        first = next(iter(self._due_s))
         done_s = min(max(now_s - self._since_s, 0.0), first.prefill_s)
         return max(self._work_s - done_s, 0.0) + self.others.prefill_s(now_s, done_s)
 
     def has_prefills(self, now_s: float) -> bool:
         """True if there is a prefill ahead of the next request."""
-        return bool(self._prefilling) or self.others.prefill_s(now_s, 0.0) > 0
+        return bool(self._due_s) or self.others.prefill_s(now_s, 0.0) > 0
 
     def begin(self, ticket: Ticket, now_s: float) -> None:
         """Add a request."""
-        if not self._prefilling:
+        if not self._due_s:
             self._since_s = now_s
         # What nothing runs beside has waited for nothing, however late its answer is.
         due_s = now_s + SLACK * (self._prefills_ahead_s(now_s) + ticket.prefill_s) + GRACE_S
         self._due_s[ticket] = due_s if self.num_running else math.inf
-        self._prefilling[ticket] = None
         self._work_s += ticket.prefill_s
         self.num_running += 1
         self.others.note(now_s, 1, ticket.num_new_tokens)
 
     def answer(self, ticket: Ticket, now_s: float, *, is_seen: bool = True) -> None:
         """Note the first token of a request, which was seen or should have come by now; a second time does nothing."""
-        if ticket not in self._prefilling:
+        if ticket not in self._due_s:
             return
         self._decoding[ticket] = now_s if is_seen else None
         if is_seen:
@@ -316,7 +304,7 @@ class Load:
     def end(self, ticket: Ticket, now_s: float, *, is_served: bool = True) -> None:
         """Remove a request, answered or not."""
         num_new_tokens = 0
-        if ticket in self._prefilling:
+        if ticket in self._due_s:
             self._remove(ticket, now_s)
             num_new_tokens = ticket.num_new_tokens
         elif (answered_s := self._decoding.pop(ticket)) is not None:
@@ -326,19 +314,18 @@ class Load:
 
     def _remove(self, ticket: Ticket, now_s: float) -> None:
         """Take a request out of those whose prefill is ahead."""
-        if ticket is next(iter(self._prefilling)):
+        if ticket is next(iter(self._due_s)):
             self._since_s = now_s
-        del self._prefilling[ticket], self._due_s[ticket]
+        del self._due_s[ticket]
         # Sums of floats drift: nothing left is exactly nothing.
-        self._work_s = self._work_s - ticket.prefill_s if self._prefilling else 0.0
+        self._work_s = self._work_s - ticket.prefill_s if self._due_s else 0.0
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` where counts disagree."""
-        assert self.num_running == len(self._prefilling) + len(self._decoding)
-        assert self._prefilling.keys() == self._due_s.keys()
-        total_s = sum(ticket.prefill_s for ticket in self._prefilling)
+        assert self.num_running == len(self._due_s) + len(self._decoding)
+        total_s = sum(ticket.prefill_s for ticket in self._due_s)
         assert abs(total_s - self._work_s) <= 1e-6 * max(total_s, 1.0), (total_s, self._work_s)
-        self.others.check_invariants(self.num_running, sum(ticket.num_new_tokens for ticket in self._prefilling))
+        self.others.check_invariants(self.num_running, sum(ticket.num_new_tokens for ticket in self._due_s))
 
 
 @dataclass(frozen=True, slots=True)

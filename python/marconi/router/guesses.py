@@ -29,11 +29,8 @@ class Guesses:
     """The guesses about all workers."""
 
     def __init__(self, max_age_s: float, max_guesses: int) -> None:
-        self.num_made = 0
-        self.num_confirmed = 0
-        self.num_taken_back = 0
-        self.num_expired = 0
-        self.num_denied = 0
+        self.fates = dict.fromkeys(("made", "confirmed", "expired", "denied", "taken_back"), 0)
+        """Guesses that were made, and those of them that have ended, by what ended them."""
         self._max_age_s = max_age_s
         self._max_guesses = max_guesses
         self._made_s: dict[_Key, float] = {}
@@ -43,17 +40,6 @@ class Guesses:
         self._at: dict[Namespace, dict[int, tuple[int, dict[str, None]]]] = {}
         """Namespace -> hash -> index in the chain, workers."""
 
-    @property
-    def fates(self) -> dict[str, int]:
-        """Guesses that were made, and those of them that have ended, by what ended them."""
-        return {
-            "made": self.num_made,
-            "confirmed": self.num_confirmed,
-            "expired": self.num_expired,
-            "denied": self.num_denied,
-            "taken_back": self.num_taken_back,
-        }
-
     def __len__(self) -> int:
         return len(self._made_s)
 
@@ -62,12 +48,12 @@ class Guesses:
         block_hash = chain.hashes[index]
         key = (worker, chain.namespace, block_hash)
         is_new = self._made_s.pop(key, None) is None
-        self.num_made += is_new
+        self.fates["made"] += is_new
         self._made_s[key] = now_s
         self._of.setdefault(worker, {})[key] = None
         self._at.setdefault(chain.namespace, {}).setdefault(block_hash, (index, {}))[1][worker] = None
         while len(self._made_s) > self._max_guesses:
-            self._expire(next(iter(self._made_s)))
+            self._end(next(iter(self._made_s)), "expired")
         return is_new
 
     def has(self, worker: str, chain: Chain, index: int) -> bool:
@@ -75,17 +61,12 @@ class Guesses:
         return (worker, chain.namespace, chain.hashes[index]) in self._made_s
 
     def take_back(self, worker: str, chain: Chain, index: int) -> None:
-        """End a guess whose request was not served."""
-        key = (worker, chain.namespace, chain.hashes[index])
-        if key in self._made_s:
-            self.num_taken_back += 1
-            self._end(key)
+        """End a guess, if there is one, whose request was not served."""
+        self._end((worker, chain.namespace, chain.hashes[index]), "taken_back")
 
     def confirm(self, worker: str, namespace: Namespace, block_hash: int) -> None:
         """End a guess, if there is one, that the worker has confirmed."""
-        if (worker, namespace, block_hash) in self._made_s:
-            self.num_confirmed += 1
-            self._end((worker, namespace, block_hash))
+        self._end((worker, namespace, block_hash), "confirmed")
 
     def expire(self, now_s: float) -> None:
         """Drop guesses that are too old."""
@@ -93,13 +74,12 @@ class Guesses:
             key, made_s = next(iter(self._made_s.items()))
             if now_s - made_s < self._max_age_s:
                 return
-            self._expire(key)
+            self._end(key, "expired")
 
     def deny(self, worker: str, made_before_s: float = math.inf) -> None:
         """Drop the guesses about a worker that were made until a time."""
-        for key in [key for key in self._of.get(worker, ()) if self._made_s[key] <= made_before_s]:
-            self.num_denied += 1
-            self._end(key)
+        for namespace, block_hash in self.of_worker(worker, made_before_s):
+            self._end((worker, namespace, block_hash), "denied")
 
     def of_worker(self, worker: str, made_before_s: float) -> list[tuple[Namespace, int]]:
         """Namespace and hash of each guess about a worker that was made until a time."""
@@ -121,13 +101,12 @@ class Guesses:
             for worker in workers:
                 yield index, worker
 
-    def _expire(self, key: _Key) -> None:
-        self.num_expired += 1
-        self._end(key)
-
-    def _end(self, key: _Key) -> None:
+    def _end(self, key: _Key, fate: str) -> None:
+        """End a guess, if there is one."""
+        if self._made_s.pop(key, None) is None:
+            return
+        self.fates[fate] += 1
         worker, namespace, block_hash = key
-        del self._made_s[key]
         del self._of[worker][key]
         if not self._of[worker]:
             del self._of[worker]

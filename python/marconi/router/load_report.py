@@ -15,10 +15,10 @@ is what this router knows by itself. Times are of the router's clock: a worker s
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeGuard
 
-from marconi.events.base import FreeMemory, StoreReach, WorkerLoad
+from marconi.events.base import StoreReach, WorkerLoad
 
 _HISTORY_S: Final = 60.0
 """How far back this router remembers what it sent."""
@@ -55,32 +55,25 @@ class _Change(NamedTuple):
     """Prompt tokens to compute, of requests that are not answered."""
 
 
+@dataclass(slots=True)
 class Others:
     """The load of other clients on one worker, and the memory that it has left."""
 
-    __slots__ = (
-        "_changes",
-        "_last",
-        "_num_others",
-        "_num_requests",
-        "_num_since",
-        "_num_tokens",
-        "_prefill_s",
-        "_tokens_since",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self._changes: deque[_Change] = deque()
-        """Those of the last `_HISTORY_S`, in order."""
-        self._num_requests = self._num_tokens = 0
-        """This router's own, now."""
-        self._last: LoadReport | None = None
-        self._num_others = 0
-        """Requests of others, when the report was made."""
-        self._prefill_s = 0.0
-        """Seconds of their prefills then."""
-        self._num_since = self._tokens_since = 0
-        """Requests and tokens that this router has sent since."""
+    _changes: deque[_Change] = field(default_factory=deque)
+    """Those of the last `_HISTORY_S`, in order."""
+    _num_requests: int = 0
+    """This router's own, now."""
+    _num_tokens: int = 0
+    """Theirs to compute."""
+    _last: LoadReport | None = None
+    _num_others: int = 0
+    """Requests of others, when the report was made."""
+    _prefill_s: float = 0.0
+    """Seconds of their prefills then."""
+    _num_since: int = 0
+    """Requests that this router has sent since."""
+    _tokens_since: int = 0
+    """Theirs to compute."""
 
     def note(self, now_s: float, num_requests: int, num_tokens: int) -> None:
         """Note that this router has so many requests and tokens to compute more, or less, on the worker."""
@@ -150,15 +143,12 @@ class Others:
 
     def has_room(self, num_tokens: int, now_s: float) -> bool:
         """True unless the worker must end a request before one of so many new tokens fits its memory."""
-        memory = self._memory(now_s)
+        load = self.load(now_s)
+        memory = None if load is None else load.memory
         return memory is None or (
             memory.free_tokens + memory.evictable_tokens >= num_tokens + self._tokens_since
             and memory.free_slots + memory.evictable_slots > self._num_since
         )
-
-    def _memory(self, now_s: float) -> FreeMemory | None:
-        report = self._last
-        return report.load.memory if report is not None and now_s < report.ends_s else None
 
     def check_invariants(self, num_requests: int, num_tokens: int) -> None:
         """Raise `AssertionError` where counts are not those of this router's requests."""
