@@ -76,7 +76,7 @@ class Replicas(RouterCore):
 
     def has_events(self, name: str, now_s: float) -> bool:
         """True if a replica's events arrive, as of not long ago."""
-        received_s = self.dispatcher.fleet.received_s(name) if name in self._subscribed else None
+        received_s = self.dispatcher.fleet.sync(name).received_s if name in self._subscribed else None
         return received_s is not None and now_s - received_s < SILENT_S
 
     def _event_source(self, name: str, metadata: Mapping[str, Any]) -> EventSource | None:
@@ -131,7 +131,7 @@ class Replicas(RouterCore):
     def _forget_silent(self, now_s: float) -> None:
         fleet = self.dispatcher.fleet
         for name in self._subscribed:
-            received_s = fleet.received_s(name)
+            received_s = fleet.sync(name).received_s
             if received_s is not None and now_s - received_s >= SILENT_S:
                 logger.warning("marconi: no events of replica %s for %.0f s", name, now_s - received_s)
                 fleet.remove_worker(name)

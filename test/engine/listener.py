@@ -115,7 +115,7 @@ class Listener:
         self._listen(lambda: len(self.snapshots) > num_before)
         now = self.snapshots[-1]
         self._listen(lambda: self.sequence >= now.sequence)
-        assert self.fleet.state(self.worker) is State.CURRENT
+        assert self.fleet.sync(self.worker).state is State.CURRENT
         return now
 
     def settle_payloads(self, snapshot: Snapshot) -> None:

@@ -123,7 +123,7 @@ def test_a_server_tells_what_it_runs_and_once_idle_what_memory_is_left(server: S
 
     def is_idle() -> bool:
         router.settle()
-        told = router.fleet.load_report(router.worker)
+        told = router.fleet.sync(router.worker).load_report
         if told is not None:
             loads.append(told.load)
         return told is not None and told.load.num_running + told.load.num_waiting == 0

@@ -248,7 +248,7 @@ def _wrote_is_read(
             assert num_resumed(read) == 4
         # A router that hears the one knows what the other finds.
         heard.settle()
-        load = heard.fleet.load_report(heard.worker)
+        load = heard.fleet.sync(heard.worker).load_report
         assert load is not None
         assert load.load.store is not None
         chains = (Prompt(each.prompt).chain(heard.told["model"], heard.told["block_tokens"]) for each in read)

@@ -192,7 +192,7 @@ def test_a_load_is_sent_when_requests_come_or_end_and_once_when_there_are_none(
     # A slow machine may send one twice while the worker is busy.
     assert [load for load, _ in groupby(loads(messages))] == [(1, 0), (2, 0), (0, 0)]
     assert loads(messages).count((0, 0)) == 1
-    told = router.fleet.load_report(WORKER)
+    told = router.fleet.sync(WORKER).load_report
     assert told is not None
     assert told.load.num_running == 0
     assert told.made_s <= told.received_s
@@ -255,7 +255,7 @@ def test_a_gap_that_the_worker_cannot_replay_is_closed_by_a_snapshot(
     snapshot = next(message for message in messages if isinstance(message, Snapshot))
     assert snapshot.events == source.everything
     assert snapshot.sequence >= start + 30
-    router.receive(lambda _: router.fleet.state(WORKER) is State.CURRENT)
+    router.receive(lambda _: router.fleet.sync(WORKER).state is State.CURRENT)
     assert 99 in router.held()
 
 

@@ -126,12 +126,12 @@ class Router:
 
     def connect(self, source: Script) -> None:
         """Wait until batches reach it, and all that was published is there."""
-        self.receive(lambda _: self.fleet.state(WORKER) is not State.UNKNOWN)
+        self.receive(lambda _: self.fleet.sync(WORKER).state is not State.UNKNOWN)
         deadline_s = time.monotonic() + 10
         while not any(isinstance(message, Batch) for message in self.poll(0.02)):
             assert time.monotonic() < deadline_s, "no batch came"
             source.waiting.append(Cleared())
-        self.receive(lambda _: not source.waiting and self.fleet.state(WORKER) is State.CURRENT)
+        self.receive(lambda _: not source.waiting and self.fleet.sync(WORKER).state is State.CURRENT)
 
     def held(self) -> set[int]:
         """Blocks, as the fleet knows them."""

@@ -83,7 +83,7 @@ def hears_all(made: Replicas, *workers: StandIn) -> Callable[[], bool]:
         index = made.dispatcher.fleet.index
         return all(
             worker.name in index.workers
-            and made.dispatcher.fleet.state(worker.name) is State.CURRENT
+            and made.dispatcher.fleet.sync(worker.name).state is State.CURRENT
             and not worker.holding.num_waiting
             and index.holding(worker.name).num_entries
             == sum(map(len, worker.holding.spaces.values())) + len(worker.holding.states)

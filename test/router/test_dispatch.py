@@ -81,7 +81,7 @@ def test_what_any_worker_put_into_a_store_is_read_by_all_that_have_it() -> None:
     router = dispatcher("a", "b", "c")
     router.fleet.receive(Batch("a", 1, 0, events), 0.0)
     for name, reach in (("a", StoreReach(store, 0.1, 1.0)), ("b", StoreReach(store, 0.1, 1.0)), ("c", None)):
-        router.fleet.set_load(name, LoadReport(WorkerLoad(0, 0, 8, 0, store=reach), 0.0, 0.0, 1e6))
+        router.fleet.sync(name).load_report = LoadReport(WorkerLoad(0, 0, 8, 0, store=reach), 0.0, 0.0, 1e6)
     first, second, third = (router.dispatch(known, 0.0, among=[name]) for name in "abc")
     assert [each.prefill_s for each in (first, second, third)] == [pytest.approx(3.6 + 1 + 4)] * 2 + [40.0]
     assert [each.decision.worker.num_stored_tokens for each in (first, second, third)] == [36, 36, 0]
@@ -187,7 +187,7 @@ def test_a_full_worker_lets_the_next_wait_until_one_of_those_that_run_ends() -> 
 
 def full(router: Dispatcher, worker: str, answered_s: tuple[float, ...]) -> list[Ticket]:
     """As many requests on a worker as it told to take, answered at these times."""
-    router.fleet.set_load(worker, LoadReport(WorkerLoad(0, 0, len(answered_s), 0), 0.0, 0.0, 1e6))
+    router.fleet.sync(worker).load_report = LoadReport(WorkerLoad(0, 0, len(answered_s), 0), 0.0, 0.0, 1e6)
     tickets = [router.dispatch(Prompt(Chain(b"", ()), 1, b"k"), 0.0, among=(worker,)) for _ in answered_s]
     for ticket, at_s in zip(tickets, answered_s, strict=True):
         router.answered(ticket, at_s)

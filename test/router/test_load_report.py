@@ -42,7 +42,9 @@ def ten_tokens(router: Dispatcher, now_s: float, worker: str = "a") -> Ticket:
 
 
 def report(router: Dispatcher, worker: str, load: WorkerLoad, now_s: float, received_s: float | None = None) -> None:
-    router.fleet.set_load(worker, LoadReport(load, now_s, now_s if received_s is None else received_s, FRESH_S))
+    router.fleet.sync(worker).load_report = LoadReport(
+        load, now_s, now_s if received_s is None else received_s, FRESH_S
+    )
 
 
 def busy(num_prefill_tokens: int, num_waiting: int = 0, num_running: int = 1) -> WorkerLoad:
@@ -166,7 +168,7 @@ def test_others_are_what_is_reported_less_what_this_router_had_there_at_that_mom
 def test_a_report_that_gets_old_counts_for_less_and_then_for_nothing() -> None:
     router = dispatcher("a")
     load = busy(0, num_running=40)
-    router.fleet.set_load("a", LoadReport(load, 0.0, 0.0, 2.0))
+    router.fleet.sync("a").load_report = LoadReport(load, 0.0, 0.0, 2.0)
     running = [
         router.dispatch(Prompt(Chain(b"", ()), 1, b"k"), now_s).decision.worker.num_running
         for now_s in (0.0, 2.0, 3.0, 4.0, 9.0)
@@ -179,15 +181,15 @@ def test_an_older_report_does_not_replace_a_newer_one_and_a_restart_forgets_both
     fleet.add_worker("a")
     for sequence, num_running in ((4, 5), (2, 1), (3, 2)):
         fleet.receive(Batch("a", 1, sequence, (), busy(0, num_running=num_running)), 10.0)
-    found = fleet.load_report("a")
+    found = fleet.sync("a").load_report
     assert found is not None
     assert (found.load.num_running, found.sequence) == (5, 4)
     fleet.receive(Batch("a", 1, 5, (), replace(busy(0), age_s=1.5)), 20.0)
-    found = fleet.load_report("a")
+    found = fleet.sync("a").load_report
     assert found is not None
     assert (found.made_s, found.received_s) == (18.5, 20.0)
     fleet.receive(Batch("a", 2, 0, ()), 21.0)
-    assert fleet.load_report("a") is None
+    assert fleet.sync("a").load_report is None
 
 
 # Room

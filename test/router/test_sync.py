@@ -28,7 +28,7 @@ def test_after_any_faults_one_snapshot_makes_the_index_the_workers_truth(seed: i
     network.heal()
     network.fleet.index.check_invariants()
     assert_same(network.fleet.index, network.workers, network.prompts)
-    assert {network.fleet.state(worker.name) for worker in network.workers} == {State.CURRENT}
+    assert {network.fleet.sync(worker.name).state for worker in network.workers} == {State.CURRENT}
     network.fleet.guesses.expire(network.now_s + network.fleet.limits.guess_s + 1.0)
     assert len(network.fleet.guesses) == 0
 
@@ -54,7 +54,7 @@ def test_what_is_requested_makes_the_index_the_workers_truth_also_where_no_snaps
         network.sent.setdefault(worker.name, []).append(worker.batch([]))
         network.under_way.append(network.sent[worker.name][-1])
     while network.under_way or any(
-        network.fleet.state(worker.name) in (State.UNKNOWN, State.GAP) for worker in network.workers
+        network.fleet.sync(worker.name).state in (State.UNKNOWN, State.GAP) for worker in network.workers
     ):
         network.deliver(len(network.under_way))
         network.now_s += 1.0
@@ -89,12 +89,12 @@ def hit(fleet: Fleet, now_s: float = 0.0) -> int:
 
 def test_a_gap_holds_back_what_follows_until_it_is_closed() -> None:
     fleet = fleet_of()
-    assert fleet.state("w") is State.UNKNOWN
+    assert fleet.sync("w").state is State.UNKNOWN
     fleet.receive(batch(0), 0.0)
-    assert fleet.state("w") is State.CURRENT
+    assert fleet.sync("w").state is State.CURRENT
     fleet.receive(batch(2, Cleared()), 1.0)
     fleet.receive(batch(4, *HELD), 1.0)
-    assert (fleet.state("w"), fleet.stats.num_gaps) == (State.GAP, 1)
+    assert (fleet.sync("w").state, fleet.stats.num_gaps) == (State.GAP, 1)
     assert fleet.requests(1.0) == [SnapshotRequest("w", 1)]
     fleet.receive(batch(1, *HELD), 1.0)
     assert hit(fleet) == 8
@@ -104,7 +104,7 @@ def test_a_gap_holds_back_what_follows_until_it_is_closed() -> None:
     fleet.receive(batch(3), 3.0)
     fleet.receive(batch(3), 3.0)
     fleet.settle()
-    assert (hit(fleet), fleet.state("w"), fleet.stats.num_duplicates) == (8, State.CURRENT, 1)
+    assert (hit(fleet), fleet.sync("w").state, fleet.stats.num_duplicates) == (8, State.CURRENT, 1)
 
 
 def test_a_request_that_changed_nothing_is_made_again_for_the_other_of_the_two() -> None:
@@ -132,15 +132,15 @@ def test_a_snapshot_is_requested_of_an_unknown_worker_at_once_and_of_a_current_o
     whole = [SnapshotRequest("w", None)]
     assert [fleet.requests(now_s) for now_s in (0.0, 0.5, 1.0)] == [whole, [], whole]
     fleet.receive(snapshot(7, 0, *HELD), 1.5)
-    assert fleet.state("w") is State.LOADING
+    assert fleet.sync("w").state is State.LOADING
     assert fleet.requests(99.0) == []
     fleet.settle()
-    assert fleet.state("w") is State.CURRENT
+    assert fleet.sync("w").state is State.CURRENT
     assert [fleet.requests(now_s) for now_s in (5.9, 6.0, 10.9, 11.0)] == [[], whole, [], whole]
     fleet.receive(batch(0, epoch=2), 12.0)
     assert [fleet.requests(now_s) for now_s in (12.0, 16.9, 17.0)] == [[], [], whole], "nothing is missing"
     fleet.receive(batch(3, epoch=3), 20.0)
-    assert (fleet.state("w"), fleet.requests(20.0)) == (State.UNKNOWN, whole)
+    assert (fleet.sync("w").state, fleet.requests(20.0)) == (State.UNKNOWN, whole)
 
 
 def test_a_snapshot_closes_the_gap_before_it_and_what_it_contains_is_not_applied_again() -> None:
@@ -148,9 +148,9 @@ def test_a_snapshot_closes_the_gap_before_it_and_what_it_contains_is_not_applied
     fleet.receive(batch(3, Cleared()), 0.0)
     fleet.receive(batch(5, KvRemoved((1,))), 0.0)
     fleet.receive(snapshot(4, 0, *HELD), 0.0)
-    assert fleet.state("w") is State.LOADING
+    assert fleet.sync("w").state is State.LOADING
     fleet.settle()
-    assert fleet.state("w") is State.CURRENT
+    assert fleet.sync("w").state is State.CURRENT
     assert fleet.index.holding("w").kv.keys() == {2}
     fleet.receive(batch(4, Cleared()), 0.0)
     assert (fleet.stats.num_duplicates, fleet.index.holding("w").kv.keys()) == (1, {2})
@@ -209,7 +209,7 @@ def test_too_much_that_waits_is_dropped_and_a_snapshot_repairs() -> None:
     )
     fleet.receive(snapshot(7, 0, *HELD), 1.0)
     fleet.settle()
-    assert (hit(fleet), fleet.state("w")) == (8, State.CURRENT)
+    assert (hit(fleet), fleet.sync("w").state) == (8, State.CURRENT)
 
 
 def test_a_guess_counts_until_it_is_confirmed_or_expires() -> None:
@@ -304,7 +304,7 @@ def test_what_nobody_sent_or_nobody_could_is_dropped_and_counted() -> None:
         fleet.receive(message, 0.0)
     fleet.settle()
     assert (hit(fleet), fleet.stats.num_unknown_workers, fleet.stats.num_malformed) == (0, 1, 3)
-    assert fleet.received_s("w") is None
+    assert fleet.sync("w").received_s is None
     with pytest.raises(KeyError, match="stranger"):
         fleet.expect("stranger", CHAIN, 0, 0.0)
     with pytest.raises(ValueError, match="got 3"):
@@ -317,7 +317,7 @@ def test_a_worker_that_is_removed_is_gone_at_once() -> None:
     fleet = fleet_of()
     fleet.receive(batch(0, *HELD), 7.0)
     fleet.expect("w", CHAIN, 2, 7.0)
-    assert fleet.received_s("w") == 7.0
+    assert fleet.sync("w").received_s == 7.0
     fleet.remove_worker("w")
     assert fleet.hits(CHAIN, 7.0) == {}
     fleet.settle()
@@ -332,13 +332,13 @@ def stored(first: int, number: int) -> KvStored:
 def test_turnover_is_what_a_worker_lately_removed_over_what_it_stored() -> None:
     fleet = Fleet(FleetIndex(BLOCK_TOKENS))
     fleet.add_worker("a")
-    assert fleet.turnover("a") == 0.0
+    assert fleet.sync("a").turnover.share == 0.0
     for number in range(10):
         fleet.receive(Batch("a", 1, number, (stored(100 * number, 100),)), 0.0)
-    assert fleet.turnover("a") == 0.0, "there was room"
+    assert fleet.sync("a").turnover.share == 0.0, "there was room"
     for number in range(10, 60):
         removed = KvRemoved(tuple(range(100 * (number - 10), 100 * (number - 9))))
         fleet.receive(Batch("a", 1, number, (stored(100 * number, 100), removed)), 0.0)
-    assert fleet.turnover("a") > 0.95, "all that is stored takes the place of something else"
+    assert fleet.sync("a").turnover.share > 0.95, "all that is stored takes the place of something else"
     fleet.receive(Batch("a", 2, 0, (stored(0, 10),)), 0.0)
-    assert fleet.turnover("a") == 0.0, "it began anew, and is empty"
+    assert fleet.sync("a").turnover.share == 0.0, "it began anew, and is empty"

@@ -389,7 +389,7 @@ class Dispatcher:
     def load(self, name: str, now_s: float) -> Load:
         """The unfinished work of a worker, by what it last reported of others' and what it was given here."""
         load = self._loads[name]
-        report = self.fleet.load_report(name)
+        report = self.fleet.sync(name).load_report
         if load.others.is_news(report):
             load.others.update(report, self.latency.seconds, self.paces.of(name, now_s))
             self._usual.max_running = report.load.max_running
@@ -478,7 +478,7 @@ class Dispatcher:
             load.num_all(now_s),
             seen.num_tokens if seen is not None and seen.worker == name else 0,
             self.affinity.warm_tokens(name, now_s),
-            self.fleet.turnover(name),
+            self.fleet.sync(name).turnover.share,
             self.paces.of(name, now_s),
             num_stored_tokens,
             0.0 if reach is None else reach.read_s(max(num_stored_tokens - hit.num_kv_tokens, 0)),

@@ -342,7 +342,7 @@ class EventFeed:
         if self._is_working:
             self._loop.call_soon(self._work)
         elif self._why_unapplied:
-            known = [fleet.state(name) for name in self._names.values() if name in fleet.index.workers]
+            known = [fleet.sync(name).state for name in self._names.values() if name in fleet.index.workers]
             self._why_unapplied = self._why_unapplied if State.UNKNOWN in known else ""
 
     def _begin_again(self, fleet: Fleet, error: Exception) -> None:

@@ -111,13 +111,12 @@ class SyncStats:
     """Dropped: older than the batches applied already."""
 
 
+@dataclass(slots=True)
 class Turnover:
     """How much of what a worker stores takes the place of something else, of late."""
 
-    __slots__ = ("_num_removed", "_num_stored")
-
-    def __init__(self) -> None:
-        self._num_stored = self._num_removed = 0.0
+    _num_stored: float = 0.0
+    _num_removed: float = 0.0
 
     @property
     def share(self) -> float:
@@ -145,9 +144,8 @@ class WorkerSync:
     def __init__(self, worker: str, index: FleetIndex, guesses: Guesses, limits: SyncLimits, stats: SyncStats) -> None:
         """Begin for a worker of `index` that holds nothing there."""
         self.worker = worker
-        self.state = State.UNKNOWN
         self.received_s: float | None = None
-        """When anything of the present epoch last arrived."""
+        """When anything of the present epoch last arrived; None if nothing did."""
         self._index = index
         self._guesses = guesses
         self._limits = limits
@@ -156,10 +154,12 @@ class WorkerSync:
         self._begin(-1)
 
     def _begin(self, epoch: int) -> None:
-        self.state, self._epoch = State.UNKNOWN, epoch
+        self._epoch = epoch
+        self.state = State.UNKNOWN
+        """How much of what the worker holds is known."""
         self.turnover = Turnover()
         self.load_report: LoadReport | None = None
-        """Its last load."""
+        """Its last load, which its events gave or it itself when it was asked, fresh or not; None if there was none."""
         self._next = 0
         self._is_known = False
         self._waiting: dict[int, Batch] = {}
@@ -336,25 +336,9 @@ class Fleet:
         self.index.remove_worker(worker)
         self.guesses.deny(worker)
 
-    def state(self, worker: str) -> State:
-        """How much of what a worker holds is known."""
-        return self._workers[worker].state
-
-    def turnover(self, worker: str) -> float:
-        """Blocks that a worker lately removed over those that it stored, 0 to 1."""
-        return self._workers[worker].turnover.share
-
-    def load_report(self, worker: str) -> LoadReport | None:
-        """The last load of a worker's present epoch, fresh or not; None if there was none."""
-        return self._workers[worker].load_report
-
-    def set_load(self, worker: str, report: LoadReport) -> None:
-        """Set the load that a worker gave when it was asked; `KeyError` if it is not known."""
-        self._workers[worker].load_report = report
-
-    def received_s(self, worker: str) -> float | None:
-        """When anything of the worker's present epoch last arrived; None if nothing did."""
-        return self._workers[worker].received_s
+    def sync(self, worker: str) -> WorkerSync:
+        """The sync of a worker; `KeyError` if it is not known."""
+        return self._workers[worker]
 
     def receive(self, message: Batch | Snapshot | ReplayEnd, now_s: float) -> None:
         """Take what has arrived from a worker."""

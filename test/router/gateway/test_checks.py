@@ -85,20 +85,20 @@ def test_a_worker_without_events_is_asked_for_its_load_at_each_check() -> None:
         async with house(busy, quiet, old) as home:
             await home.until_up(3)
             fleet = home.gateway.dispatcher.fleet
-            await until(lambda: fleet.load_report(busy.url) is not None)
-            told = fleet.load_report(busy.url)
+            await until(lambda: fleet.sync(busy.url).load_report is not None)
+            told = fleet.sync(busy.url).load_report
             assert told is not None
             assert told.load == WorkerLoad(3, 2, 4, 70)
             assert quiet.publisher is not None
             quiet.publisher.publish_load(WorkerLoad(1, 0, 8, 0))
-            await until(lambda: (word := fleet.load_report(quiet.url)) is not None and word.sequence is not None)
+            await until(lambda: (word := fleet.sync(quiet.url).load_report) is not None and word.sequence is not None)
             busy.loads = sglangs_loads(num_running_reqs=0)
             quiet.loads = sglangs_loads(num_running_reqs=9)
-            await until(lambda: (word := fleet.load_report(busy.url)) is not None and word.load.num_running == 0)
-            told = fleet.load_report(quiet.url)
+            await until(lambda: (word := fleet.sync(busy.url).load_report) is not None and word.load.num_running == 0)
+            told = fleet.sync(quiet.url).load_report
             assert told is not None
             assert told.load.num_running == 1, "its events say"
-            assert fleet.load_report(old.url) is None
+            assert fleet.sync(old.url).load_report is None
 
     run(story())
 
@@ -121,7 +121,7 @@ def test_loads_that_cannot_be_read_are_none_and_say_nothing_of_health(answer: An
             (found,) = home.gateway.workers.values()
             await checks.ask_load(found)
             assert found.is_up
-            assert home.gateway.dispatcher.fleet.load_report(worker.url) is None
+            assert home.gateway.dispatcher.fleet.sync(worker.url).load_report is None
 
     run(story())
 

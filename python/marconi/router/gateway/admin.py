@@ -114,8 +114,8 @@ class Admin:
         description = worker.description
         fleet = self._gateway.dispatcher.fleet
         is_known = name in self._gateway.ranks
-        received_s = fleet.received_s(name) if is_known else None
-        report = fleet.load_report(name) if is_known else None
+        received_s = fleet.sync(name).received_s if is_known else None
+        report = fleet.sync(name).load_report if is_known else None
         events = rank.events
         return {
             "name": name,
@@ -135,7 +135,7 @@ class Admin:
                 "name_in_events": events.sockets.worker,
                 "address": events.sockets.events,
                 "num_entries": fleet.index.holding(name).num_entries if is_known else 0,
-                "sync": fleet.state(name) if is_known else State.UNKNOWN,
+                "sync": fleet.sync(name).state if is_known else State.UNKNOWN,
                 "received_s_ago": None if received_s is None else round(now_s - received_s, 3),
             },
             "without_events": "" if description is None else description.why_no_events,
@@ -150,7 +150,7 @@ class Admin:
             "work_ahead_s": round(load.wait_s(now_s), 6),
             "limit": load.limit if math.isfinite(load.limit) else None,
             "held_s": round(load.held.mean_s(now_s), 6),
-            "turnover": round(dispatcher.fleet.turnover(name), 3),
+            "turnover": round(dispatcher.fleet.sync(name).turnover.share, 3),
             "pace": round(dispatcher.paces.of(name, now_s), 3),
             "latest": self._gateway.placed[name].state(),
         }

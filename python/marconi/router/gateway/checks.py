@@ -89,7 +89,7 @@ class HealthChecks:
         """Ask a worker that is up how busy it is, where its events do not say."""
         fleet = self._gateway.dispatcher.fleet
         ranks = [rank for rank in worker.ranks if rank.name in self._gateway.ranks]
-        reports = [fleet.load_report(rank.name) for rank in ranks]
+        reports = [fleet.sync(rank.name).load_report for rank in ranks]
         if not worker.is_up or all(report is not None and report.sequence is not None for report in reports):
             return
         asked_s = time.monotonic()
@@ -104,7 +104,7 @@ class HealthChecks:
             is_told = before is not None and before.sequence is not None
             if load is not None and not is_told and rank.name in self._gateway.ranks:
                 report = LoadReport(load, asked_s, time.monotonic(), fresh_s)
-                self._gateway.dispatcher.fleet.set_load(rank.name, report)
+                self._gateway.dispatcher.fleet.sync(rank.name).load_report = report
 
     async def tokenize(self, question: bytes) -> bytes | None:
         """The answer of the worker with the fewest requests to `question`; None where there is none."""

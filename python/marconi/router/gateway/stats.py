@@ -122,7 +122,7 @@ class _OfOtherParts(Collector):
                     load = dispatcher.load(name, now_s)
                     values = (
                         *(load.num_running, load.wait_s(now_s), entries, load.held.mean_s(now_s)),
-                        *(fleet.turnover(name), dispatcher.paces.of(name, now_s), load.limit),
+                        *(fleet.sync(name).turnover.share, dispatcher.paces.of(name, now_s), load.limit),
                     )
                     for family, value in zip(known, values, strict=True):
                         if math.isfinite(value):
