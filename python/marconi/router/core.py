@@ -148,10 +148,6 @@ class RouterCore:
 
     # Requests
 
-    def work_ahead_s(self, worker: str) -> float:
-        """Seconds until a request that is dispatched to a worker now begins."""
-        return self.dispatcher.work_ahead_s(worker, time.monotonic())
-
     def dispatch(self, prompt: Prompt, among: Collection[str]) -> Ticket:
         """Give a request to one of the workers `among`; `ValueError` where there is none."""
         return self.dispatcher.dispatch(prompt, time.monotonic(), among)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from marconi.events.base import SHARED_ELSEWHERE
-from marconi.router.gateway.added import asking_for_state, with_fields
-from marconi.router.gateway.ranks import FIELD
+from marconi.router.gateway.added import RANK, asking_for_state, with_fields
 
 from .house import house
 from .stand_in import BLOCK_TOKENS, Fault, StandIn
@@ -29,8 +28,8 @@ SYSTEM = "You are the assistant of a shop that sells everything but patience. " 
     ],
 )
 def test_a_body_keeps_all_else_that_it_says(text: str, encoding: str) -> None:
-    made = with_fields(text.encode(encoding), {FIELD: 3, "custom_params": ASKS})
-    expected = {**json.loads(text), FIELD: 3, "custom_params": ASKS}
+    made = with_fields(text.encode(encoding), {RANK: 3, "custom_params": ASKS})
+    expected = {**json.loads(text), RANK: 3, "custom_params": ASKS}
     assert repr(json.loads(made)) == repr(expected) or json.loads(made).items() == expected.items()
     if encoding == "utf-8":
         assert made.startswith(text.rstrip().removesuffix("}").rstrip().encode())

@@ -444,7 +444,7 @@ def test_going_down_brings_forward_what_is_waited_for_and_leaves_what_has_passed
         async def wait(name: str, seconds: float) -> None:
             try:
                 async with asyncio.timeout(seconds) as deadline:
-                    member.add_deadline(deadline)
+                    member.waiting.add(deadline)
                     await asyncio.sleep(3600)
             except TimeoutError:
                 ended.append(name)

@@ -4,6 +4,7 @@ Nor does one ask for routes that are not there.
 """
 
 import argparse
+import asyncio
 import json
 import re
 import shlex
@@ -22,7 +23,7 @@ from marconi import cli
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.description import worker_url
 from marconi.router.gateway import app, stats
-from marconi.router.gateway.connections import Connections
+from marconi.router.gateway.connections import Connections, running
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.settings import LIMITS, Settings
 from structure.pages import PAGES, page, shell
@@ -130,9 +131,15 @@ def asked() -> Iterator[tuple[str, str, str]]:
 
 
 def test_every_request_to_a_router_that_a_page_shows_has_a_route_and_a_body_that_it_reads() -> None:
-    application = web.Application()
-    app._add_routes(application)
-    routes = {(route.method, route.resource.canonical) for route in application.router.routes() if route.resource}
+    async def made() -> web.Application:
+        gateway = Gateway(ByteReader(), LearnedLatency(float), Settings())
+        application = app.application(gateway, ())
+        async with running(application, 0.1):
+            return application
+
+    routes = {
+        (route.method, route.resource.canonical) for route in asyncio.run(made()).router.routes() if route.resource
+    }
     found = list(asked())
     assert len(found) >= 5
     for method, path, body in found:

@@ -15,22 +15,24 @@ from typing import Any, Final
 
 from aiohttp import hdrs, web
 
-from marconi.router.gateway.errors import refusal
+from marconi.router.gateway.errors import Refusal
 
 _SHARED_STATE: Final = ("session_params", "session_id", "previous_response_id")
 """Fields that continue an earlier request, whoever sent it."""
 _MAX_TENANT: Final = 256
+_CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="router", charset="UTF-8"'}
+"""Has a browser ask for the password."""
 
 
-def require_administrator(request: web.Request, token: str | None) -> None:
+def require_administrator(request: web.Request, token: str | None, challenge: Mapping[str, str] | None = None) -> None:
     """Raise a 401 unless the request has the token; without one only this host reaches the router."""
     if token is None:
         return
-    scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    scheme, given = _authorization(request)
     # Compared whole, in constant time, whatever the scheme was.
-    is_same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token.encode())
-    if not (is_same and scheme.lower() == "bearer"):
-        raise refusal(401, "Authorization must be Bearer TOKEN, with the administrator's token")
+    is_same = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
+    if not (is_same and scheme == "bearer"):
+        raise Refusal(401, "Authorization must be Bearer TOKEN, with the administrator's token", challenge)
 
 
 def require_reader(request: web.Request, token: str | None) -> None:
@@ -38,23 +40,29 @@ def require_reader(request: web.Request, token: str | None) -> None:
 
     Browsers send a password by themselves, whatever page asks them to: it is for reading alone.
     """
-    scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    if token is None or scheme.lower() != "basic":
-        require_administrator(request, token)
+    scheme, given = _authorization(request)
+    if token is None or scheme != "basic":
+        require_administrator(request, token, _CHALLENGE)
         return
     try:
-        _, _, password = base64.b64decode(given.strip(), validate=True).partition(b":")
+        _, _, password = base64.b64decode(given, validate=True).partition(b":")
     except ValueError:
         password = b""
     if not hmac.compare_digest(password, token.encode()):
-        raise refusal(401, "the password must be the administrator's token")
+        raise Refusal(401, "the password must be the administrator's token", _CHALLENGE)
+
+
+def _authorization(request: web.Request) -> tuple[str, str]:
+    """The scheme of a request's credentials, in small letters, and what it has of them."""
+    scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    return scheme.lower(), given.strip()
 
 
 def tenant_of(request: web.Request, header: str) -> str:
     """The tenant of a request; a 400 where its header is absent or cannot be one."""
     tenants = request.headers.getall(header, [])
     if len(tenants) != 1 or not tenants[0].strip() or len(tenants[0]) > _MAX_TENANT:
-        raise refusal(400, f"{header} must be one header of 1 to {_MAX_TENANT} characters, got {len(tenants)} of them")
+        raise Refusal(400, f"{header} must be one header of 1 to {_MAX_TENANT} characters, got {len(tenants)} of them")
     return tenants[0].strip()
 
 

@@ -1,9 +1,10 @@
-"""The operator's routes: `GET /router`, `GET /metrics`, and adding and removing workers.
+"""The operator's routes: `GET /router`, `GET /metrics`, health, and adding and removing workers.
 
 GET    /router            the fleet, the index, and why each of the latest requests has its worker
 POST   /router/workers    {"url": "http://..."}: add a worker; 202, since it has yet to be described
 DELETE /router/workers    {"url": "http://..."}: no more requests to it; its answers under way are relayed
 GET    /metrics           Prometheus
+GET    /health            of the router itself, for anyone
 """
 
 import math
@@ -18,7 +19,7 @@ from marconi import __version__
 from marconi.router.description import worker_url
 from marconi.router.gateway.access import require_administrator
 from marconi.router.gateway.checks import HealthChecks
-from marconi.router.gateway.errors import refusal
+from marconi.router.gateway.errors import Refusal, error
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.worker import Rank
@@ -79,13 +80,22 @@ class Admin:
         require_administrator(request, self._token)
         return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
+    async def health(self, _request: web.Request) -> web.Response:
+        """Handle `GET /health`: 200 while a worker is up and the index is fed."""
+        why = "" if self._gateway.up() else "no worker is up"
+        if not why and (not_fed := self._gateway.feed.why_not_fed):
+            why = f"what workers hold is not known: {not_fed}"
+        answer = error(503, why, {"Retry-After": "1"}) if why else web.Response()
+        self._metrics.health_checks.labels(str(answer.status)).inc()
+        return answer
+
     async def add(self, request: web.Request) -> web.Response:
         """Handle `POST /router/workers`."""
         url = await self._url(request)
         try:
             worker = self._gateway.add(url)
         except ValueError as known:
-            raise refusal(409, str(known)) from None
+            raise Refusal(409, str(known)) from None
         self._checks.start(worker)
         return web.json_response({"url": url}, status=202)
 
@@ -93,7 +103,7 @@ class Admin:
         """Handle `DELETE /router/workers`."""
         url = await self._url(request)
         if url not in self._gateway.workers:
-            raise refusal(404, f"{url}: no worker of this router")
+            raise Refusal(404, f"{url}: no worker of this router")
         await self._checks.stop(self._gateway.remove(url))
         return web.json_response({"url": url})
 
@@ -101,13 +111,13 @@ class Admin:
         require_administrator(request, self._token)
         if request.content_type != "application/json":
             # A page in the administrator's browser can send other types without a preflight.
-            raise refusal(400, f"Content-Type must be application/json, got {request.content_type}")
+            raise Refusal(400, f"Content-Type must be application/json, got {request.content_type}")
         try:
             body = await request.json()
             return worker_url(body["url"])
         except (ValueError, KeyError, TypeError, AttributeError) as wrong:
             words = str(wrong) if str(wrong).startswith("worker") else 'the body must be {"url": "http://..."}'
-            raise refusal(400, words) from None
+            raise Refusal(400, words) from None
 
     def _rank(self, rank: Rank, now_s: float) -> dict[str, Any]:
         worker, name = rank.worker, rank.name

@@ -33,10 +33,10 @@ from marconi.record import TraceRecorder
 from marconi.router.gateway.admin import Admin
 from marconi.router.gateway.checks import HealthChecks, Probes
 from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections, most_connections, running
-from marconi.router.gateway.errors import error
+from marconi.router.gateway.errors import Refusal, error
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.gateway import Gateway
-from marconi.router.gateway.pages import Pages
+from marconi.router.gateway.pages import PAGES, Pages
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import client_session
 from marconi.router.gateway.worker import Condition
@@ -59,39 +59,28 @@ class Router:
     """The parts of a running router."""
 
     gateway: Gateway
-    metrics: Metrics
     checks: HealthChecks
     forwarding: Forwarding
-    admin: Admin
-    pages: Pages
 
 
 ROUTER: Final = web.AppKey("router", Router)
 
 
 def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tuple) -> web.Application:
-    """A router in front of `workers`, URLs as `worker_url` gives them; it starts with the application.
+    """A router in front of `workers`, URLs as `worker_url` gives them, made on the loop that it starts on.
 
     Workers' answers to `probes` decide what prompts are tokenized here.
     """
     settings = gateway.settings
-    app = web.Application(
-        middlewares=[_reserve, _errors_in_one_line],
-        client_max_size=settings.max_body_bytes,
-    )
+    recorder = None if settings.record is None else TraceRecorder(settings.record, time.monotonic(), "--record")
+    records: deque[Record] = deque(maxlen=settings.num_recent)
+    session, connections = client_session(settings.connect_timeout_s), Connections(settings)
+    metrics, checks = Metrics(gateway, connections), HealthChecks(gateway, session, probes)
+    forwarding = Forwarding(gateway, session, metrics, records, recorder)
+    admin, pages = Admin(gateway, checks, metrics, records), Pages(gateway, session)
 
-    app[CONNECTIONS] = Connections(settings)
-
-    async def run(app: web.Application) -> AsyncIterator[None]:
-        async with client_session(settings.connect_timeout_s) as session:
-            metrics = Metrics(gateway, app[CONNECTIONS])
-            records: deque[Record] = deque(maxlen=settings.num_recent)
-            checks = HealthChecks(gateway, session, probes)
-            path = settings.record
-            recorder = None if path is None else TraceRecorder(path, time.monotonic(), "--record")
-            forwarding = Forwarding(gateway, session, metrics, records, recorder)
-            admin, pages = Admin(gateway, checks, metrics, records), Pages(gateway, session)
-            app[ROUTER] = Router(gateway, metrics, checks, forwarding, admin, pages)
+    async def run(_: web.Application) -> AsyncIterator[None]:
+        async with session:
             gateway.start(checks.tokenize)
             for url in workers:
                 checks.start(gateway.add(url))
@@ -103,37 +92,24 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
                 if recorder is not None:
                     recorder.close()
 
-    _add_routes(app)
+    app = web.Application(middlewares=[_reserve, _errors_in_one_line], client_max_size=settings.max_body_bytes)
+    app[CONNECTIONS] = connections
+    app[ROUTER] = Router(gateway, checks, forwarding)
     app.cleanup_ctx.append(run)
+    app.add_routes(
+        [
+            *(web.route("POST", path, forwarding.generate) for path in ROUTES),
+            *(web.route("GET", path, forwarding.pass_on) for path in PASSED_ON),
+            *(web.route("GET", path, admin.health) for path in ("/health", "/health_generate")),
+            web.route("GET", "/router", admin.state),
+            web.route("GET", "/router/ui", pages.fleet),
+            web.route("GET", f"/router/ui/{{index}}/{{page:{'|'.join(PAGES)}}}", pages.of_worker),
+            web.route("POST", "/router/workers", admin.add),
+            web.route("DELETE", "/router/workers", admin.remove),
+            web.route("GET", "/metrics", admin.metrics),
+        ]
+    )
     return app
-
-
-def _add_routes(app: web.Application) -> None:
-    add = app.router.add_route
-    for path in ROUTES:
-        add("POST", path, lambda request: request.app[ROUTER].forwarding.generate(request))
-    for path in PASSED_ON:
-        add("GET", path, lambda request: request.app[ROUTER].forwarding.pass_on(request))
-    for path in ("/health", "/health_generate"):
-        add("GET", path, _health)
-    add("GET", "/router", lambda request: request.app[ROUTER].admin.state(request))
-    add("GET", "/router/ui", lambda request: request.app[ROUTER].pages.fleet(request))
-    add("GET", "/router/ui/{index}/page", lambda request: request.app[ROUTER].pages.page(request))
-    add("GET", "/router/ui/{index}/ui/frame", lambda request: request.app[ROUTER].pages.frame(request))
-    add("GET", "/router/ui/{index}/requests", lambda request: request.app[ROUTER].pages.requests(request))
-    add("POST", "/router/workers", lambda request: request.app[ROUTER].admin.add(request))
-    add("DELETE", "/router/workers", lambda request: request.app[ROUTER].admin.remove(request))
-    add("GET", "/metrics", lambda request: request.app[ROUTER].admin.metrics(request))
-
-
-async def _health(request: web.Request) -> web.StreamResponse:
-    router = request.app[ROUTER]
-    why = "" if router.gateway.up() else "no worker is up"
-    if not why and (not_fed := router.gateway.feed.why_not_fed):
-        why = f"what workers hold is not known: {not_fed}"
-    answer = error(503, why, {"Retry-After": "1"}) if why else web.Response()
-    router.metrics.health_checks.labels(str(answer.status)).inc()
-    return answer
 
 
 @web.middleware
@@ -142,11 +118,10 @@ async def _errors_in_one_line(request: web.Request, handler: Handler) -> web.Str
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
-        limit = request.app[ROUTER].gateway.settings.max_body_bytes
-        return error(413, f"the body must have at most {limit} bytes")
+        return error(413, f"the body must have at most {request.client_max_size} bytes")
+    except Refusal as refused:
+        return error(refused.status, str(refused), refused.headers)
     except web.HTTPException as refused:
-        if refused.content_type == "application/json":
-            raise
         headers = {name: refused.headers[name] for name in ("Allow",) if name in refused.headers}
         return error(refused.status, f"{request.method} {request.path}: {refused.reason}", headers)
     except ConnectionResetError:
@@ -168,11 +143,7 @@ async def _reserve(request: web.Request, handler: Handler) -> web.StreamResponse
         return await handler(request)
     connection.end_wait()
     if request.path in RESERVED:
-        try:
-            answer = await handler(request)
-        except web.HTTPException as refused:
-            refused.force_close()
-            raise
+        answer = await handler(request)
     else:
         connections = request.app[CONNECTIONS]
         connections.refuse()

@@ -23,13 +23,10 @@ def error_event(status: int, message: str) -> bytes:
     return b"data: " + json.dumps(error_body(status, message)).encode() + b"\n\n"
 
 
-def refusal(status: int, message: str) -> web.HTTPException:
-    """An error to be raised."""
-    classes: dict[int, type[web.HTTPException]] = {
-        400: web.HTTPBadRequest,
-        401: web.HTTPUnauthorized,
-        404: web.HTTPNotFound,
-        408: web.HTTPRequestTimeout,
-        409: web.HTTPConflict,
-    }
-    return classes[status](text=json.dumps(error_body(status, message)), content_type="application/json")
+class Refusal(Exception):
+    """An error to be raised where a request is handled: the server answers with it."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers

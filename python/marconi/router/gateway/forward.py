@@ -29,10 +29,9 @@ from marconi.record import Ended, TraceRecorder
 from marconi.router.core import RoutedRequest
 from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway import access
-from marconi.router.gateway.added import asking_for_state
-from marconi.router.gateway.errors import error, error_event, refusal
+from marconi.router.gateway.added import RANK, asking_for_state, wanted_rank
+from marconi.router.gateway.errors import Refusal, error, error_event
 from marconi.router.gateway.gateway import Gateway
-from marconi.router.gateway.ranks import FIELD, wanted_rank
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import (
     Failed,
@@ -81,7 +80,7 @@ class Forwarding:
         try:
             answer = await self._generate(request, record, came_s)
             record.status = answer.status
-        except web.HTTPException as refused:
+        except (Refusal, web.HTTPException) as refused:
             record.status = refused.status
             raise
         except (asyncio.CancelledError, ConnectionResetError):
@@ -122,9 +121,9 @@ class Forwarding:
                 fields = access.salted(fields, access.tenant_of(request, settings.tenant_header))
                 body = json.dumps(fields).encode()
             except ValueError as wrong:
-                raise refusal(400, str(wrong)) from None
+                raise Refusal(400, str(wrong)) from None
             except RecursionError:
-                raise refusal(400, "the body is nested too deeply") from None
+                raise Refusal(400, "the body is nested too deeply") from None
         session = None if settings.session_header is None else request.headers.get(settings.session_header)
         routed = await self._gateway.admit(request.path, fields, len(body), session)
         record.num_prompt_tokens = routed.prompt.num_tokens if routed.is_known else None
@@ -140,7 +139,7 @@ class Forwarding:
                 break
             rank = self._gateway.ranks[ticket.worker]
             try:
-                added = {} if rank.number is None else {FIELD: rank.number}
+                added = {} if rank.number is None else {RANK: rank.number}
                 if (num_tokens := ticket.decision.shared_tokens) and rank.events is not None:
                     added |= asking_for_state(request.path, fields, num_tokens)
                 answer = await self._attempt(
@@ -287,9 +286,9 @@ async def _body(request: web.Request, timeout_s: float) -> bytes:
         async with asyncio.timeout(timeout_s):
             return await request.read()
     except TimeoutError:
-        raise refusal(408, f"the body must come in within {timeout_s:g} s") from None
+        raise Refusal(408, f"the body must come in within {timeout_s:g} s") from None
     except web.RequestPayloadError:
-        raise refusal(400, "the body must be coded as Content-Encoding and Transfer-Encoding say") from None
+        raise Refusal(400, "the body must be coded as Content-Encoding and Transfer-Encoding say") from None
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -298,7 +297,7 @@ def _object(body: bytes) -> dict[str, Any]:
         # As a worker reads it: whole numbers of any size, and NaN.
         fields = json.loads(body)
     except (ValueError, RecursionError) as wrong:
-        raise refusal(400, f"the body must be JSON: {str(wrong)[:200]}") from None
+        raise Refusal(400, f"the body must be JSON: {str(wrong)[:200]}") from None
     if not isinstance(fields, dict):
-        raise refusal(400, f"the body must be a JSON object, got a {type(fields).__name__}")
+        raise Refusal(400, f"the body must be a JSON object, got a {type(fields).__name__}")
     return fields

@@ -14,6 +14,7 @@ Owner: the event loop.
 
 import logging
 import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,9 +23,9 @@ from marconi.model.learned_latency import LearnedLatency
 from marconi.router.core import RoutedRequest, RouterCore
 from marconi.router.description import Description, EventSource
 from marconi.router.dispatch import Prompt, Ticket
-from marconi.router.gateway.errors import refusal
+from marconi.router.gateway.added import RANK
+from marconi.router.gateway.errors import Refusal
 from marconi.router.gateway.placed import Placed
-from marconi.router.gateway.ranks import FIELD
 from marconi.router.gateway.settings import Settings
 from marconi.router.gateway.worker import Condition, Health, Rank, Tokenization, Worker
 from marconi.router.prompts import PromptKind, PromptReader
@@ -160,10 +161,10 @@ class Gateway(RouterCore):
         request = await self.read(route, body, num_bytes, session)
         num_tokens, limit = request.prompt.num_tokens, self.settings.max_prompt_tokens
         if request.is_known and num_tokens > limit:
-            raise refusal(400, f"the prompt must have at most {limit} tokens, got {num_tokens}")
+            raise Refusal(400, f"the prompt must have at most {limit} tokens, got {num_tokens}")
         room = max((self._room(rank) for rank in self._up()), default=math.inf)
         if request.is_known and num_tokens > room:
-            raise refusal(400, f"the prompt must fit the workers' context, {room:.0f} tokens, got {num_tokens}")
+            raise Refusal(400, f"the prompt must fit the workers' context, {room:.0f} tokens, got {num_tokens}")
         return request
 
     def dispatch_to_free(self, prompt: Prompt, tried: Collection[str], wanted: object = None) -> Ticket | None:
@@ -185,7 +186,8 @@ class Gateway(RouterCore):
 
     def soonest_free_s(self) -> float:
         """Seconds until the rank with the least work ahead has done it; 0 without workers."""
-        return min((self.work_ahead_s(rank.name) for rank in self._up()), default=0.0)
+        now_s = time.monotonic()
+        return min((self.dispatcher.work_ahead_s(rank.name, now_s) for rank in self._up()), default=0.0)
 
     def _up(self, wanted: object = None) -> list[Rank]:
         """The ranks of the workers that are up, of those that a client's wish leaves; a 400 where it leaves none."""
@@ -196,7 +198,7 @@ class Gateway(RouterCore):
             if not left:
                 highest = max(rank.number for rank in ranks if rank.number is not None)
                 got = str(wanted)[:20] if isinstance(wanted, int) else f"a {type(wanted).__name__}"
-                raise refusal(400, f"{FIELD} must be a data-parallel rank of a worker, 0 to {highest}, got {got}")
+                raise Refusal(400, f"{RANK} must be a data-parallel rank of a worker, 0 to {highest}, got {got}")
             ranks = left
         return [rank for rank in ranks if rank.worker.is_up]
 

@@ -18,10 +18,12 @@ import aiohttp
 from aiohttp import hdrs, web
 
 from marconi.router.gateway import access
-from marconi.router.gateway.errors import refusal
+from marconi.router.gateway.errors import Refusal
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.worker import Rank
 
+PAGES: Final = {"page": "/marconi/ui", "ui/frame": "/marconi/ui/frame", "requests": "/marconi/requests"}
+"""What is asked for here of a rank -> where its worker has it."""
 _TIMEOUT_S: Final = 30.0
 _PAGE: Final = """<!doctype html>
 <html lang="en">
@@ -58,35 +60,23 @@ class Pages:
     def __init__(self, gateway: Gateway, session: aiohttp.ClientSession) -> None:
         self._gateway = gateway
         self._session = session
-        self._token = gateway.settings.token
         key = gateway.settings.worker_api_key
         self._headers = {} if key is None else {hdrs.AUTHORIZATION: f"Bearer {key}"}
 
     async def fleet(self, request: web.Request) -> web.Response:
         """Handle `GET /router/ui`."""
-        self._require_reader(request)
+        access.require_reader(request, self._gateway.settings.token)
         ranks = "\n".join(_RANK.format(index=index, name=escape(rank.name)) for index, rank in enumerate(self._ranks()))
         return web.Response(text=_PAGE.format(ranks=ranks or "<p>No worker is known.</p>"), content_type="text/html")
 
-    async def page(self, request: web.Request) -> web.Response:
-        """Handle `GET /router/ui/INDEX/page`."""
-        return await self._of_worker(request, "/marconi/ui")
-
-    async def frame(self, request: web.Request) -> web.Response:
-        """Handle `GET /router/ui/INDEX/ui/frame`."""
-        return await self._of_worker(request, "/marconi/ui/frame")
-
-    async def requests(self, request: web.Request) -> web.Response:
-        """Handle `GET /router/ui/INDEX/requests`."""
-        return await self._of_worker(request, "/marconi/requests")
-
-    async def _of_worker(self, request: web.Request, path: str) -> web.Response:
-        self._require_reader(request)
+    async def of_worker(self, request: web.Request) -> web.Response:
+        """Handle `GET /router/ui/INDEX/PAGE`, a page of `PAGES`."""
+        access.require_reader(request, self._gateway.settings.token)
         ranks, index = self._ranks(), request.match_info["index"]
         if not (index.isascii() and index.isdigit() and int(index) < len(ranks)):
-            raise refusal(404, f"{request.path}: ranks are numbered from 0 to {len(ranks) - 1}")
+            raise Refusal(404, f"{request.path}: ranks are numbered from 0 to {len(ranks) - 1}")
         rank = ranks[int(index)]
-        url = f"{rank.worker.url}{path}?dp_rank={rank.number or 0}"
+        url = f"{rank.worker.url}{PAGES[request.match_info['page']]}?dp_rank={rank.number or 0}"
         try:
             async with asyncio.timeout(_TIMEOUT_S), self._session.get(url, headers=self._headers) as answer:
                 body = await answer.read()
@@ -96,11 +86,3 @@ class Pages:
 
     def _ranks(self) -> list[Rank]:
         return [rank for worker in self._gateway.workers.values() for rank in worker.ranks]
-
-    def _require_reader(self, request: web.Request) -> None:
-        """Raise a 401 unless the request has the token, which a browser sends as a password."""
-        try:
-            access.require_reader(request, self._token)
-        except web.HTTPUnauthorized as refused:
-            refused.headers[hdrs.WWW_AUTHENTICATE] = 'Basic realm="router", charset="UTF-8"'
-            raise

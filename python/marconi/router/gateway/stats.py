@@ -23,12 +23,13 @@ _PREFIX: Final = "marconi_router_"
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
-class Metrics:
+class Metrics(Collector):
     """The metrics of one gateway."""
 
     def __init__(self, gateway: Gateway, connections: Connections) -> None:
         self._registry = CollectorRegistry()
-        self._placed = gateway.placed
+        self._gateway = gateway
+        self._connections = connections
         self.requests = self._counter("requests", "Requests that were answered.", "route", "status")
         self.health_checks = self._counter("health_checks", "Health checks of this router, no requests.", "status")
         self.decisions = self._counter("decisions", "Where requests were sent, and why.", "worker", "reason")
@@ -53,40 +54,29 @@ class Metrics:
         self.worker_ttft_s = self._histogram(
             "worker_ttft_seconds", "Actual time from their dispatch to their first token.", "worker"
         )
-        self._registry.register(_OfOtherParts(gateway, connections))
+        self._registry.register(self)
 
     def stream_began(self, ticket: Ticket, ttft_s: float) -> None:
         """Note the first token of a stream, so long after its dispatch, beside when it was expected."""
         expected_s = ticket.decision.expected_ttft_s
         self.expected_ttft_s.labels(ticket.worker).observe(expected_s)
         self.worker_ttft_s.labels(ticket.worker).observe(ttft_s)
-        if (placed := self._placed.get(ticket.worker)) is not None:
+        if (placed := self._gateway.placed.get(ticket.worker)) is not None:
             placed.ttft_s.append(Pair(expected_s, ttft_s))
 
     def compare_cached(self, ticket: Ticket, num_tokens: int) -> None:
         """Note how much of a prompt was cached, by the answer, beside how much was expected."""
         self.expected_tokens.labels(ticket.worker).inc(ticket.num_cached_tokens)
         self.cached_tokens.labels(ticket.worker).inc(num_tokens)
-        if (placed := self._placed.get(ticket.worker)) is not None:
+        if (placed := self._gateway.placed.get(ticket.worker)) is not None:
             placed.cached_tokens.append(Pair(ticket.num_cached_tokens, num_tokens))
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, words: str, *labels: str) -> Counter:
-        return Counter(_PREFIX + name, words, labels, registry=self._registry)
-
-    def _histogram(self, name: str, words: str, *labels: str) -> Histogram:
-        return Histogram(_PREFIX + name, words, labels, buckets=_SECONDS, registry=self._registry)
-
-
-class _OfOtherParts(Collector):
-    def __init__(self, gateway: Gateway, connections: Connections) -> None:
-        self._gateway = gateway
-        self._connections = connections
-
     def collect(self) -> Iterator[Metric]:
+        """Read the counters of other parts."""
         gateway = self._gateway
         dispatcher, wire = gateway.dispatcher, gateway.feed.subscriber.stats
         fleet, now_s = dispatcher.fleet, time.monotonic()
@@ -145,6 +135,12 @@ class _OfOtherParts(Collector):
             for name, value in stats.items():
                 text = name.removeprefix("num_")
                 yield _count(f"{of}_{text}", f"{text.replace('_', ' ')}; see /router.", value)
+
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, words, labels, registry=self._registry)
+
+    def _histogram(self, name: str, words: str, *labels: str) -> Histogram:
+        return Histogram(_PREFIX + name, words, labels, buckets=_SECONDS, registry=self._registry)
 
 
 def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:

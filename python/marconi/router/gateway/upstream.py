@@ -20,8 +20,7 @@ import aiohttp
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
-from marconi.router.gateway.added import with_fields
-from marconi.router.gateway.ranks import FIELD, HEADERS
+from marconi.router.gateway.added import RANK, RANK_HEADERS, with_fields
 from marconi.router.gateway.worker import Worker
 
 OVERLOADED: Final = frozenset({502, 503, 504})
@@ -127,13 +126,13 @@ class Upstream:
         sent = _Sent()
         try:
             async with asyncio.timeout(self._first_byte_timeout_s) as deadline:
-                worker.add_deadline(deadline)
+                worker.waiting.add(deadline)
                 try:
                     upstream = await self._session.request(
                         request.method,
                         f"{worker.url}{request.rel_url}",
                         data=with_fields(body, added) or None,
-                        headers=_forwarded(request, HEADERS if FIELD in added else ()),
+                        headers=_forwarded(request, RANK_HEADERS if RANK in added else ()),
                         # A worker may redirect to a server that was never described.
                         allow_redirects=False,
                         trace_request_ctx=sent,
@@ -141,7 +140,7 @@ class Upstream:
                     first = await _first(upstream) if upstream.content_type == STREAM else None
                     whole = await _relay(upstream) if first is None else None
                 finally:
-                    worker.remove_deadline(deadline)
+                    worker.waiting.discard(deadline)
         except BaseException as problem:
             if upstream is not None:
                 upstream.close()

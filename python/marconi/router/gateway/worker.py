@@ -63,13 +63,12 @@ class Health:
     def failed(self, why: str, *, is_gone: bool = False) -> bool:
         """Note that a request or a check failed; returns whether the worker goes down with it."""
         self.num_failures += 1
-        if self.condition is Condition.UP and (is_gone or self.num_failures >= self.limits.max_failures):
-            self.condition, self.why = Condition.DOWN, why
-            self.num_times_down += 1
-            return True
-        if self.condition is not Condition.UP:
-            self.condition, self.why = Condition.DOWN, why
-        return False
+        was_up = self.condition is Condition.UP
+        if was_up and not is_gone and self.num_failures < self.limits.max_failures:
+            return False
+        self.condition, self.why = Condition.DOWN, why
+        self.num_times_down += was_up
+        return was_up
 
     def refuse(self, why: str) -> None:
         """Note that the worker must not be routed to."""
@@ -128,7 +127,8 @@ class Worker:
     """How it tokenized then."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to run its health check at once."""
-    _waiting: set[asyncio.Timeout] = field(default_factory=set)
+    waiting: set[asyncio.Timeout] = field(default_factory=set)
+    """Deadlines of requests that wait for its first byte: when it goes down, they are brought forward."""
 
     @property
     def is_up(self) -> bool:
@@ -139,14 +139,6 @@ class Worker:
     def ranks(self) -> tuple[Rank, ...]:
         """Its ranks, as last described; they come and go together."""
         return tuple(Rank(self, number) for number in (self.description.ranks if self.description else (None,)))
-
-    def add_deadline(self, deadline: asyncio.Timeout) -> None:
-        """Bring the deadline of a request that waits for its first byte forward when the worker goes down."""
-        self._waiting.add(deadline)
-
-    def remove_deadline(self, deadline: asyncio.Timeout) -> None:
-        """Leave a deadline alone: its request waits no longer."""
-        self._waiting.discard(deadline)
 
     def overloaded(self, why: str) -> None:
         """Note that it had too much to do for a request: that may bring it down, but not the requests it has."""
@@ -165,8 +157,8 @@ class Worker:
             self.wake.set()
         if not self.is_up:
             now_s = asyncio.get_running_loop().time()
-            for deadline in self._waiting:
+            for deadline in self.waiting:
                 # One that has just passed is about to end its request by itself.
                 if not deadline.expired():
                     deadline.reschedule(now_s)
-            self._waiting.clear()
+            self.waiting.clear()
