@@ -19,7 +19,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -27,7 +27,7 @@ from aiohttp import hdrs, web
 
 from marconi.record import Ended, TraceRecorder
 from marconi.router.core import RoutedRequest
-from marconi.router.dispatch import Prompt, Ticket
+from marconi.router.dispatch import Ticket
 from marconi.router.gateway import access
 from marconi.router.gateway.added import RANK, asking_for_state, wanted_rank
 from marconi.router.gateway.errors import Refusal, error, error_event
@@ -129,25 +129,21 @@ class Forwarding:
         record.num_prompt_tokens = routed.prompt.num_tokens if routed.is_known else None
         self._metrics.to_dispatch_s.observe(time.monotonic() - read_s)
         wanted = wanted_rank(fields, request.headers)
+        asked = _Asked(request, body, fields, routed, record, came_s, OutputLength() if self._recorder else None)
         tried: list[str] = []
-        length = None if self._recorder is None else OutputLength()
         num_lost = 0
         last: web.Response | None = None
         while len(tried) < settings.max_attempts:
-            ticket = self._dispatch(routed.prompt, tried, wanted, record)
+            ticket = self._gateway.dispatch_to_free(routed.prompt, tried, wanted)
             if ticket is None:
                 break
+            record.attempt(ticket)
+            self._metrics.decisions.labels(ticket.worker, str(ticket.decision.reason)).inc()
             rank = self._gateway.ranks[ticket.worker]
             try:
-                added = {} if rank.number is None else {RANK: rank.number}
-                if (num_tokens := ticket.decision.shared_tokens) and rank.events is not None:
-                    added |= asking_for_state(request.path, fields, num_tokens)
-                answer = await self._attempt(
-                    request, body, added, ticket, rank, routed.is_stream, record, came_s, length
-                )
-                if self._recorder is not None and length is not None and answer.status < 400:
-                    ended = partial(_ended, routed, record, came_s, length)
-                    self._recorder.add(ended)
+                answer = await self._attempt(asked, ticket, rank)
+                if self._recorder is not None and answer.status < 400:
+                    self._recorder.add(asked.ended)
                 return answer
             except Failed as failure:
                 self._gateway.refused(ticket)
@@ -164,14 +160,6 @@ class Forwarding:
                 self._gateway.ended(ticket)
         return last or self._unavailable(tried)
 
-    def _dispatch(self, prompt: Prompt, tried: Collection[str], wanted: object, record: Record) -> Ticket | None:
-        ticket = self._gateway.dispatch_to_free(prompt, tried, wanted)
-        if ticket is None:
-            return None
-        record.attempt(ticket)
-        self._metrics.decisions.labels(ticket.worker, str(ticket.decision.reason)).inc()
-        return ticket
-
     def _unavailable(self, tried: Collection[str] = ()) -> web.Response:
         """The answer where no worker takes a request."""
         headers = {str(hdrs.RETRY_AFTER): str(max(math.ceil(self._gateway.soonest_free_s()), 1))}
@@ -184,30 +172,19 @@ class Forwarding:
 
     # One attempt
 
-    async def _attempt(
-        self,
-        request: web.Request,
-        body: bytes,
-        added: Mapping[str, Any],
-        ticket: Ticket,
-        rank: Rank,
-        is_stream: bool,
-        record: Record,
-        came_s: float,
-        length: OutputLength | None,
-    ) -> web.StreamResponse:
-        gateway = self._gateway
-        if not is_stream:
+    async def _attempt(self, asked: "_Asked", ticket: Ticket, rank: Rank) -> web.StreamResponse:
+        gateway, record, length = self._gateway, asked.record, asked.length
+        added = {} if rank.number is None else {RANK: rank.number}
+        if (num_tokens := ticket.decision.shared_tokens) and rank.events is not None:
+            added |= asking_for_state(asked.request.path, asked.fields, num_tokens)
+        if not asked.routed.is_stream:
             gateway.expect_whole_answer(ticket)
-        opened = await self._upstream.open(rank.worker, request, body, added)
-        record.ttft_s = round(time.monotonic() - came_s, 6)
+        opened = await self._upstream.open(rank.worker, asked.request, asked.body, added)
+        record.ttft_s = round(time.monotonic() - asked.came_s, 6)
         self._metrics.ttft_s.observe(record.ttft_s)
         if opened.status >= 400 or (isinstance(opened, Stream) and opened.is_error):
             gateway.refused(ticket)
         else:
-            if record.num_prompt_tokens is not None:
-                self._metrics.prompt_tokens.inc(ticket.prompt.num_tokens)
-                self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
             if isinstance(opened, Stream):
                 gateway.stream_began(ticket)
                 self._metrics.stream_began(ticket, time.monotonic() - ticket.dispatched_s)
@@ -217,18 +194,16 @@ class Forwarding:
                 answer = opened.body
                 gateway.whole_answer_came(ticket, lambda: num_completion_tokens(answer))
             if record.num_prompt_tokens is not None:
-                self._compare(ticket, answer, record)
+                self._metrics.prompt_tokens.inc(ticket.prompt.num_tokens)
+                self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
+                record.num_cached_tokens = num_cached_tokens(answer)
+                if record.num_cached_tokens is not None:
+                    self._metrics.compare_cached(ticket, record.num_cached_tokens)
         if not isinstance(opened, Stream):
             if length is not None and isinstance(opened.body, bytes):
                 length.see(opened.body)
             return opened
-        return await self._stream(request, rank.worker, opened, length)
-
-    def _compare(self, ticket: Ticket, answer: bytes, record: Record) -> None:
-        """Count what a worker had of a prompt beside what it was expected to have, where its answer says so."""
-        record.num_cached_tokens = num_cached_tokens(answer)
-        if record.num_cached_tokens is not None:
-            self._metrics.compare_cached(ticket, record.num_cached_tokens)
+        return await self._stream(asked.request, rank.worker, opened, length)
 
     async def _stream(
         self, request: web.Request, worker: Worker, opened: Stream, length: OutputLength | None = None
@@ -266,18 +241,32 @@ class Forwarding:
             upstream.close()
 
 
-def _ended(routed: RoutedRequest, record: Record, came_s: float, length: OutputLength) -> Ended | None:
-    """A request that was served, as it is recorded; None where its prompt's tokens are not known.
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request with a prompt, in all its attempts."""
 
-    What was cached is what its answer says, or else what was expected.
-    """
-    if routed.ids is None:
-        return None
-    namespace = int.from_bytes(routed.prompt.chain.namespace, "little")
-    told = record.num_cached_tokens
-    num_prompt = routed.prompt.num_tokens
-    num_cached = min((record.num_hit_tokens or 0) if told is None else told, num_prompt)
-    return Ended(came_s, num_prompt, length.num_tokens, num_cached, namespace, routed.ids)
+    request: web.Request
+    body: bytes
+    fields: Mapping[str, Any]
+    """The body's."""
+    routed: RoutedRequest
+    record: Record
+    came_s: float
+    length: OutputLength | None
+    """Of its answer, under `--record`."""
+
+    def ended(self) -> Ended | None:
+        """The request as it is recorded once it was served; None where its prompt's tokens are not known.
+
+        What was cached is what its answer says, or else what was expected.
+        """
+        routed, told = self.routed, self.record.num_cached_tokens
+        if routed.ids is None or self.length is None:
+            return None
+        namespace = int.from_bytes(routed.prompt.chain.namespace, "little")
+        num_prompt = routed.prompt.num_tokens
+        num_cached = min((self.record.num_hit_tokens or 0) if told is None else told, num_prompt)
+        return Ended(self.came_s, num_prompt, self.length.num_tokens, num_cached, namespace, routed.ids)
 
 
 async def _body(request: web.Request, timeout_s: float) -> bytes:
