@@ -80,7 +80,7 @@ class RouterCore:
         self._limits = SyncLimits(snapshot_period_s=snapshot_period_s)
         fleet = Fleet(FleetIndex(_BLOCK_TOKENS), self._limits)
         self.dispatcher = Dispatcher(fleet, routing_of(routing, self.latency), self.latency)
-        self.feed = EventFeed(keys)
+        self.feed = EventFeed(lambda: self.dispatcher.fleet, keys)
         self.remote: RemoteTokenizer | None = None
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="marconi-router-prompts")
         self._prefill_ends: dict[Ticket, asyncio.TimerHandle] = {}
@@ -91,7 +91,7 @@ class RouterCore:
     def start(self, tokenize: Callable[[bytes], Awaitable[bytes | None]] | None = None) -> None:
         """Receive workers' events on the running loop; `tokenize` posts to a worker's `/v1/tokenize`."""
         self.remote = None if tokenize is None else RemoteTokenizer(tokenize, self.run)
-        self.feed.start(lambda: self.dispatcher.fleet)
+        self.feed.start()
 
     def close(self) -> None:
         """Stop receiving events."""

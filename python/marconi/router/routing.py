@@ -247,12 +247,9 @@ class Tolerance:
         """Raise `ValueError` for a parameter out of its range."""
         if not 0 <= self.min_share <= 1:
             raise ValueError(f"min_share must be 0 to 1, got {self.min_share}")
-        for name in ("slack", "slack_with_room"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        for name in ("grace_share", "grace_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name, least in (("slack", 1), ("slack_with_room", 1), ("grace_share", 0), ("grace_s", 0)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}")
 
     def latest_s(self, soonest_s: float, whole_s: float, *, has_room: bool = False) -> float:
         """The latest first token that is in time, where the whole prompt's prefill takes `whole_s`."""

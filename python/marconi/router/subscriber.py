@@ -221,24 +221,25 @@ def _received(socket: "zmq.Socket[bytes]") -> Iterator[list[bytes]]:
 class EventFeed:
     """Feeds a fleet with its workers' events. Owned by the event loop that calls `start`."""
 
-    def __init__(self, keys: Keys | None = None) -> None:
+    def __init__(self, fleet: Callable[[], Fleet], keys: Keys | None = None) -> None:
+        """Feeds the fleet that `fleet` returns at the time."""
         self.subscriber = Subscriber(keys)
-        self._fleet: Callable[[], Fleet] | None = None
+        self._fleet = fleet
         self._calls: deque[Callable[[], None]] = deque()
         self._names: dict[str, str] = {}
         """A worker's name in its events -> its name in the fleet."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="marconi-router-events", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop
+        """The loop that `start` was called on."""
         self._is_working = False
         self._turned_s = 0.0
         """When the thread last took a turn."""
         self._why_unheard = self._why_unapplied = ""
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, fleet: Callable[[], Fleet]) -> None:
-        """Feed the fleet that `fleet` returns at the time, on the running loop."""
-        self._fleet = fleet
+    def start(self) -> None:
+        """Feed the fleet on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._turned_s = time.monotonic()
         self._thread.start()
@@ -278,7 +279,6 @@ class EventFeed:
     # The thread
 
     def _poll(self) -> None:
-        assert self._loop is not None
         retry_s = _RETRY_S
         try:
             while not self._closing.is_set():
@@ -299,25 +299,19 @@ class EventFeed:
             self.subscriber.close()
 
     def _turn(self) -> None:
-        assert self._loop is not None
         self._turned_s = time.monotonic()
         while self._calls:
-            self._call(self._calls.popleft())
-        messages = self.subscriber.poll(_POLL_S)
-        if messages:
+            try:
+                self._calls.popleft()()
+            except (ValueError, KeyError, zmq.ZMQError):
+                # Addresses were checked before; what is left must not end everybody's events.
+                logger.exception("marconi: cannot subscribe to a worker's events")
+        if messages := self.subscriber.poll(_POLL_S):
             self._loop.call_soon_threadsafe(self._receive, messages)
-
-    def _call(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except (ValueError, KeyError, zmq.ZMQError):
-            # Addresses were checked before; what is left must not end everybody's events.
-            logger.exception("marconi: cannot subscribe to a worker's events")
 
     # The loop
 
     def _receive(self, messages: Sequence[Message]) -> None:
-        assert self._fleet is not None
         fleet, now_s = self._fleet(), time.monotonic()
         try:
             for message in messages:
@@ -331,8 +325,6 @@ class EventFeed:
             self._work()
 
     def _work(self) -> None:
-        assert self._loop is not None
-        assert self._fleet is not None
         fleet = self._fleet()
         try:
             self._is_working = fleet.work()
@@ -355,7 +347,6 @@ class EventFeed:
             fleet.add_worker(worker)
 
     def _request(self) -> None:
-        assert self._fleet is not None
         published_as = {name: worker for worker, name in self._names.items()}
         for name, first_batch in self._fleet().requests(time.monotonic()):
             if name in published_as:
@@ -366,8 +357,6 @@ class EventFeed:
             self.subscriber.request(worker, first_batch)
 
     def _request_again(self) -> None:
-        assert self._loop is not None
-        assert self._fleet is not None
         try:
             self._request()
         except Exception as error:

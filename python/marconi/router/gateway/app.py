@@ -3,8 +3,7 @@
     /generate  /v1/completions  /v1/chat/completions            routed by what workers hold    forward.generate
     /v1/models  /model_info  /server_info  ...                  any worker's answer            forward.pass_on
     /health                                                     200 while a worker is up and the index is fed
-    /router  /metrics                                           the administrator's            admin
-    /router/ui                                                  the administrator's            pages
+    /router  /router/ui  /metrics                               the administrator's            admin
 
 Nothing else is forwarded: a worker's own administration (weights, profiles, its cache) is not for clients of a router.
 
@@ -30,13 +29,12 @@ from typing import Final, TypeAlias
 from aiohttp import web
 
 from marconi.record import TraceRecorder
-from marconi.router.gateway.admin import Admin
+from marconi.router.gateway.admin import PAGES, Admin
 from marconi.router.gateway.checks import HealthChecks, Probes
 from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections, most_connections, running
 from marconi.router.gateway.errors import Refusal, error
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.gateway import Gateway
-from marconi.router.gateway.pages import PAGES, Pages
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import client_session
 from marconi.router.gateway.worker import Condition
@@ -77,7 +75,7 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
     session, connections = client_session(settings.connect_timeout_s), Connections(settings)
     metrics, checks = Metrics(gateway, connections), HealthChecks(gateway, session, probes)
     forwarding = Forwarding(gateway, session, metrics, records, recorder)
-    admin, pages = Admin(gateway, checks, metrics, records), Pages(gateway, session)
+    admin = Admin(gateway, session, checks, metrics, records)
 
     async def run(_: web.Application) -> AsyncIterator[None]:
         async with session:
@@ -102,8 +100,8 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
             *(web.route("GET", path, forwarding.pass_on) for path in PASSED_ON),
             *(web.route("GET", path, admin.health) for path in ("/health", "/health_generate")),
             web.route("GET", "/router", admin.state),
-            web.route("GET", "/router/ui", pages.fleet),
-            web.route("GET", f"/router/ui/{{index}}/{{page:{'|'.join(PAGES)}}}", pages.of_worker),
+            web.route("GET", "/router/ui", admin.fleet),
+            web.route("GET", f"/router/ui/{{index}}/{{page:{'|'.join(PAGES)}}}", admin.of_worker),
             web.route("POST", "/router/workers", admin.add),
             web.route("DELETE", "/router/workers", admin.remove),
             web.route("GET", "/metrics", admin.metrics),
@@ -163,10 +161,10 @@ def serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Calla
         gateway.settings = replace(gateway.settings, max_connections=most_connections())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
-        import uvloop
+        from uvloop import run
     except ImportError:
-        return asyncio.run(_serve(gateway, workers, probes, say))
-    return uvloop.run(_serve(gateway, workers, probes, say))
+        from asyncio import run
+    return run(_serve(gateway, workers, probes, say))
 
 
 async def _serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:

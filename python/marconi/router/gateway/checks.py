@@ -44,8 +44,7 @@ class HealthChecks:
         self._session = session
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._probes = probes
-        key = gateway.settings.worker_api_key
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._headers = gateway.settings.worker_headers
 
     def start(self, worker: Worker) -> None:
         """Check a worker from now on, in a task of its own."""

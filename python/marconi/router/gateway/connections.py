@@ -50,16 +50,6 @@ class Connections:
         self._logged_s = -_LOG_PERIOD_S
 
     @property
-    def is_full(self) -> bool:
-        """True if one more belongs to the reserve."""
-        return self.num_open >= self.settings.max_connections
-
-    @property
-    def has_none_left(self) -> bool:
-        """True if one more is refused unread."""
-        return self.num_open >= self.settings.max_connections + RESERVE
-
-    @property
     def why(self) -> str:
         """The reason for a refusal, in words."""
         return f"the router has {self.settings.max_connections} connections, as many as it may have"
@@ -91,13 +81,14 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count it and wait for its first request, or refuse it."""
-        if self._of.has_none_left:
+        num_over = self._of.num_open - self._of.settings.max_connections
+        if num_over >= RESERVE:
             self._of.refuse()
             # uvloop's transports are of no class of asyncio's.
             cast(asyncio.Transport, transport).write(_unread(self._of.why))
             transport.close()
             return
-        self.is_reserved = self._of.is_full
+        self.is_reserved = num_over >= 0
         self._of.num_open += 1
         self._is_counted = True
         super().connection_made(transport)

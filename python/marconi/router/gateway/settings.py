@@ -72,6 +72,11 @@ class Settings:
     num_recent: int = _limit(256, "latest requests that GET /router shows")
     health: HealthLimits = field(default_factory=HealthLimits)
 
+    @property
+    def worker_headers(self) -> dict[str, str]:
+        """The headers of the router's own requests to workers."""
+        return {} if self.worker_api_key is None else {"Authorization": f"Bearer {self.worker_api_key}"}
+
     def __post_init__(self) -> None:
         for name in (*LIMITS, "max_headers", "connect_timeout_s"):
             if not getattr(self, name) > 0:
