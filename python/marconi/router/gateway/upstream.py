@@ -73,13 +73,6 @@ class Stream:
         return self.first.startswith(b'data: {"error":')
 
 
-@dataclass(slots=True)
-class _Sent:
-    """Notes whether any byte of a request was written to its worker's connection."""
-
-    is_sent: bool = False
-
-
 def client_session(connect_timeout_s: float) -> aiohttp.ClientSession:
     """A session for requests to workers, whose answers are relayed as they come."""
     return aiohttp.ClientSession(
@@ -100,8 +93,8 @@ def _tracing() -> aiohttp.TraceConfig:
     """The tracing that a session needs for attempts to know whether they sent a byte."""
 
     async def sends(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        if isinstance(context.trace_request_ctx, _Sent):
-            context.trace_request_ctx.is_sent = True
+        if isinstance(context.trace_request_ctx, asyncio.Event):
+            context.trace_request_ctx.set()
 
     tracing = aiohttp.TraceConfig()
     tracing.on_request_headers_sent.append(sends)
@@ -123,7 +116,8 @@ class Upstream:
         A rank among them replaces the client's own, in headers as well. Raises `Failed` where no byte came.
         """
         upstream: aiohttp.ClientResponse | None = None
-        sent = _Sent()
+        # Set as soon as a byte was written to the worker's connection.
+        sent = asyncio.Event()
         try:
             async with asyncio.timeout(self._first_byte_timeout_s) as deadline:
                 worker.waiting.add(deadline)
@@ -145,7 +139,7 @@ class Upstream:
             if upstream is not None:
                 upstream.close()
             if isinstance(problem, TimeoutError | aiohttp.ClientError | ConnectionError):
-                raise self._failure(worker, problem, sent.is_sent) from None
+                raise self._failure(worker, problem, sent.is_set()) from None
             raise
         if upstream.status in OVERLOADED:
             upstream.close()

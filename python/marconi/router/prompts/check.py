@@ -17,7 +17,7 @@ Source: `srt/entrypoints/openai/serving_tokenize.py`.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
@@ -140,7 +140,25 @@ class Probe:
 
 def probes(reader: TokenizingReader) -> list[Probe]:
     """The probes: all texts, and of each kind of chats those that `reader` has ids of, or one without ids."""
-    return list(_probes(reader.for_workers(frozenset(PromptKind))))
+    reader, found = reader.for_workers(frozenset(PromptKind)), list[Probe]()
+    tokenizer, texts = reader.tokenizer, dict(_TEXTS)
+    if tokenizer is not None:
+        texts["special tokens"] = " a".join(("", *tokenizer.added_texts, ""))
+    for name, text in texts.items():
+        for adds_special in (True, False):
+            expected = None if tokenizer is None else hash_of(tokenizer.encode(text, adds_special=adds_special))
+            body = {"prompt": text, "add_special_tokens": adds_special}
+            found.append(Probe(name if adds_special else f"{name}, bare", PromptKind.TEXTS, body, expected))
+    rendered = {name: reader.read(CHAT, chat).ids for name, (_, chat) in _CHATS.items()}
+    for kind in dict.fromkeys(kind for kind, _ in _CHATS.values()):
+        of_kind = {name: chat for name, (each, chat) in _CHATS.items() if each is kind}
+        known = {name: ids for name in of_kind if (ids := rendered[name]) is not None}
+        found += [Probe(name, kind, of_kind[name], hash_of(ids)) for name, ids in known.items()]
+        if not known:
+            # Nothing was compared, so nothing is alike.
+            name, chat = next(iter(of_kind.items()))
+            found.append(Probe(name, kind, chat, None))
+    return found
 
 
 def verify(probe: Probe, answer: object, worker: str) -> None:
@@ -165,24 +183,3 @@ def hash_of(ids: Sequence[int]) -> str:
     if packed.itemsize != 4:  # pragma: no cover
         raise ValueError(f"unsigned numbers must have 4 bytes, got {packed.itemsize}")
     return sha256(packed.tobytes()).hexdigest()
-
-
-def _probes(reader: TokenizingReader) -> Iterator[Probe]:
-    tokenizer, texts = reader.tokenizer, dict(_TEXTS)
-    if tokenizer is not None:
-        texts["special tokens"] = " a".join(("", *tokenizer.added_texts, ""))
-    for name, text in texts.items():
-        for adds_special in (True, False):
-            expected = None if tokenizer is None else hash_of(tokenizer.encode(text, adds_special=adds_special))
-            body = {"prompt": text, "add_special_tokens": adds_special}
-            yield Probe(name if adds_special else f"{name}, bare", PromptKind.TEXTS, body, expected)
-    rendered = {name: reader.read(CHAT, chat).ids for name, (_, chat) in _CHATS.items()}
-    for kind in dict.fromkeys(kind for kind, _ in _CHATS.values()):
-        of_kind = {name: chat for name, (each, chat) in _CHATS.items() if each is kind}
-        known = {name: ids for name in of_kind if (ids := rendered[name]) is not None}
-        for name, ids in known.items():
-            yield Probe(name, kind, of_kind[name], hash_of(ids))
-        if not known:
-            # Nothing was compared, so nothing is alike.
-            name, chat = next(iter(of_kind.items()))
-            yield Probe(name, kind, chat, None)

@@ -47,13 +47,9 @@ class Adapters:
     """The LoRA adapters of a fleet, the same on all workers."""
 
     ids: Mapping[str, str]
+    """Name -> id, of those of `--lora-paths name=path ...`."""
     served_model: str | None = None
     """The model's name for clients, which may have a colon itself."""
-
-    @classmethod
-    def of(cls, paths: Mapping[str, str]) -> Self:
-        """The adapters of `--lora-paths name=path ...`."""
-        return cls({name: uuid5(NAMESPACE_URL, f"{name}\0{path}").hex for name, path in paths.items()})
 
     def named(self, body: Mapping[str, Any], reads_model: bool, index: int) -> str | None:
         """The name of the adapter for the prompt at `index` of a batch."""
@@ -122,7 +118,9 @@ class TokenizingReader:
             template=None if tokenizer is None else _template(tokenizer, chat_template, template_name),
             defaults=dict(template_defaults or {}),
             is_plain=not (_is_multimodal(folder) and (tokenizer is None or tokenizer.adds_special)),
-            adapters=Adapters.of(lora_paths or {}),
+            adapters=Adapters(
+                {name: uuid5(NAMESPACE_URL, f"{name}\0{path}").hex for name, path in (lora_paths or {}).items()}
+            ),
             why_not=why_not,
         )
 
