@@ -316,8 +316,8 @@ def _carried(more: _More) -> _BlockRemoved:
 
 def _on_wire(load: WorkerLoad) -> _Load:
     """A load as it is sent, unchecked: one that is not possible is refused where it is decoded."""
-    memory = load.memory and _Memory(*astuple(load.memory))
-    store = load.store and _Store(*astuple(load.store))
+    memory = None if load.memory is None else _Memory(*astuple(load.memory))
+    store = None if load.store is None else _Store(*astuple(load.store))
     counts = load.num_running, load.num_waiting, load.max_running, load.num_prefill_tokens
     return _Load(load.age_s, *counts, memory, store)
 

@@ -20,7 +20,7 @@ from marconi.router.gateway.errors import Refusal
 _SHARED_STATE: Final = ("session_params", "session_id", "previous_response_id")
 """Fields that continue an earlier request, whoever sent it."""
 _MAX_TENANT: Final = 256
-_CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="router", charset="UTF-8"'}
+_CHALLENGE: Final = {str(hdrs.WWW_AUTHENTICATE): 'Basic realm="router", charset="UTF-8"'}
 """Has a browser ask for the password."""
 
 

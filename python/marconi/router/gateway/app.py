@@ -161,10 +161,10 @@ def serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Calla
         gateway.settings = replace(gateway.settings, max_connections=most_connections())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
-        from uvloop import run
+        import uvloop
     except ImportError:
-        from asyncio import run
-    return run(_serve(gateway, workers, probes, say))
+        return asyncio.run(_serve(gateway, workers, probes, say))
+    return uvloop.run(_serve(gateway, workers, probes, say))
 
 
 async def _serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
