@@ -40,7 +40,7 @@ from marconi.router.gateway.worker import Rank
 from marconi.router.sync import State
 
 PAGES: Final = {"page": "/marconi/ui", "ui/frame": "/marconi/ui/frame", "requests": "/marconi/requests"}
-"""What is asked for here of a rank -> where its worker has it."""
+"""The end of a path of a rank's page here -> its path at the worker."""
 _TIMEOUT_S: Final = 30.0
 _PAGE: Final = """<!doctype html>
 <html lang="en">

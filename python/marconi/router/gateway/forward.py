@@ -248,12 +248,12 @@ class _Asked:
     request: web.Request
     body: bytes
     fields: Mapping[str, Any]
-    """The body's."""
+    """The body as JSON."""
     routed: RoutedRequest
     record: Record
     came_s: float
     length: OutputLength | None
-    """Of its answer, under `--record`."""
+    """The length of the answer, counted under `--record`."""
 
     def ended(self) -> Ended | None:
         """The request as it is recorded once it was served; None where its prompt's tokens are not known.
