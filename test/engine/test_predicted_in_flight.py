@@ -7,7 +7,7 @@ request.
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from marconi.engine.cache.scheduler import notes_of
 from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
 from marconi.engine.reports.explain import EXPLAIN
-from marconi.engine.reports.moments import Moment, Steps
+from marconi.engine.reports.moments import Chunk, Moment, Steps
 from marconi.policy.request import Request, unpack
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.server import ServerReplay
@@ -124,13 +124,13 @@ def without_decodes(steps: Steps) -> Steps:
         match value:
             case Moment():
                 return value._replace(num_decodes=0)
-            case dict():
-                return {name: untold(each) for name, each in value.items()}
+            case Chunk():
+                return replace(value, taken=untold(value.taken), left=untold(value.left))
             case list():
                 return [untold(each) for each in value]
         return value
 
-    return Steps.of(untold(steps.as_dict()))
+    return replace(steps, **{each.name: untold(getattr(steps, each.name)) for each in fields(steps)})
 
 
 def hits(replay: ServerReplay, sent: Sequence[Sent]) -> list[int]:

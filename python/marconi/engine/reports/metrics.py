@@ -7,7 +7,6 @@ their own. `METRICS` has a row for each: how it is read off a status.
 """
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
@@ -49,64 +48,44 @@ class Metric(NamedTuple):
     """The label that distinguishes its values; None for a single one."""
 
 
-def _by_use(use: Use | None) -> Mapping[str, float] | None:
-    return None if use is None else {name: getattr(use, name) for name in ("free", "cached", "in_use")}
+def _at(path: str) -> Callable[[Status], Numbers]:
+    """Reads the field at `path` of a status, through the parts that a server may lack; a pool by its uses."""
 
-
-def _of(part: str, name: str) -> Callable[[Status], float | None]:
-    """A count of a part of the status that a server may lack."""
-
-    def read(status: Status) -> float | None:
-        found = getattr(status, part)
-        return None if found is None else float(getattr(found, name))
+    def read(status: Status) -> Numbers:
+        found: Any = status
+        for name in path.split("."):
+            found = None if found is None else getattr(found, name)
+        return {use: getattr(found, use) for use in ("free", "cached", "in_use")} if isinstance(found, Use) else found
 
     return read
 
 
 GAUGES: Final = (
-    Metric("kv_tokens", "KV tokens by use", lambda status: _by_use(status.kv_tokens), "use"),
-    Metric("state_slots", "State slots by use", lambda status: _by_use(status.state_slots), "use"),
-    Metric(
-        "joint_bytes",
-        "Bytes of the one pool for KV and states by use",
-        lambda status: _by_use(status.joint_bytes),
-        "use",
-    ),
-    Metric(
-        "host_kv_tokens",
-        "KV tokens of the host tier by use",
-        lambda status: _by_use(getattr(status.host, "kv_tokens", None)),
-        "use",
-    ),
-    Metric(
-        "host_state_slots",
-        "State slots of the host tier by use",
-        lambda status: _by_use(getattr(status.host, "state_slots", None)),
-        "use",
-    ),
-    Metric("store_ready", "1 while the store behind the host is read and written, else 0", _of("store", "is_ready")),
-    Metric("nodes", "Nodes of the tree that hold KV", attrgetter("num_nodes")),
-    Metric("ghosts", "Prefixes that are remembered without KV", attrgetter("num_ghosts")),
-    Metric("alpha", "Weight of FLOPs saved per byte against recency", attrgetter("alpha")),
+    Metric("kv_tokens", "KV tokens by use", _at("kv_tokens"), "use"),
+    Metric("state_slots", "State slots by use", _at("state_slots"), "use"),
+    Metric("joint_bytes", "Bytes of the one pool for KV and states by use", _at("joint_bytes"), "use"),
+    Metric("host_kv_tokens", "KV tokens of the host tier by use", _at("host.kv_tokens"), "use"),
+    Metric("host_state_slots", "State slots of the host tier by use", _at("host.state_slots"), "use"),
+    Metric("store_ready", "1 while the store behind the host is read and written, else 0", _at("store.is_ready")),
+    Metric("nodes", "Nodes of the tree that hold KV", _at("num_nodes")),
+    Metric("ghosts", "Prefixes that are remembered without KV", _at("num_ghosts")),
+    Metric("alpha", "Weight of FLOPs saved per byte against recency", _at("alpha")),
     Metric(
         "planning_alive",
         "0 once states inside prefills are no longer planned, else 1",
         lambda status: float(status.why_not_planned is None),
     ),
-    Metric("events_waiting", "Changes that are noted and not published yet", _of("events", "num_waiting")),
-    Metric("events_alive", "1 while events are published, 0 once they are no longer", _of("events", "is_publishing")),
+    Metric("events_waiting", "Changes that are noted and not published yet", _at("events.num_waiting")),
+    Metric("events_alive", "1 while events are published, 0 once they are no longer", _at("events.is_publishing")),
 )
 COUNTERS: Final = (
-    Metric("requests", "Requests by what they started from", attrgetter("hits"), "hit"),
-    Metric("prompt_tokens", "Prompt tokens that were asked for", attrgetter("num_prompt_tokens")),
-    Metric("hit_tokens", "Prompt tokens that were not computed", attrgetter("num_hit_tokens")),
+    Metric("requests", "Requests by what they started from", _at("hits"), "hit"),
+    Metric("prompt_tokens", "Prompt tokens that were asked for", _at("num_prompt_tokens")),
+    Metric("hit_tokens", "Prompt tokens that were not computed", _at("num_hit_tokens")),
     Metric(
-        "missed_tokens",
-        "Prompt tokens that were computed, by the cause of the miss",
-        attrgetter("num_missed_tokens"),
-        "cause",
+        "missed_tokens", "Prompt tokens that were computed, by the cause of the miss", _at("num_missed_tokens"), "cause"
     ),
-    Metric("missed_seconds", "Seconds of prefill of missed tokens, by cause", attrgetter("missed_s"), "cause"),
+    Metric("missed_seconds", "Seconds of prefill of missed tokens, by cause", _at("missed_s"), "cause"),
     Metric(
         "evictions",
         "Victims by what was short",
@@ -118,32 +97,26 @@ COUNTERS: Final = (
         "Of the victims those that no request had started from",
         lambda status: status.evictions["unused"],
     ),
-    Metric("states_written", "States that joined the tree", attrgetter("num_states_written")),
-    Metric("states_not_written", "States that were planned and dropped", attrgetter("num_states_not_written")),
+    Metric("states_written", "States that joined the tree", _at("num_states_written")),
+    Metric("states_not_written", "States that were planned and dropped", _at("num_states_not_written")),
     Metric(
-        "ends_not_kept",
-        "Requests that ended in accepted drafts and left an earlier state",
-        attrgetter("num_ends_not_kept"),
+        "ends_not_kept", "Requests that ended in accepted drafts and left an earlier state", _at("num_ends_not_kept")
     ),
-    Metric(
-        "requests_uncached",
-        "Requests that were served and could leave nothing",
-        attrgetter("num_requests_uncached"),
-    ),
-    Metric("health_checks", "Health checks that were answered by a generated token", attrgetter("num_health_checks")),
-    Metric("hook_faults", "Errors in hooks of this project that were caught", attrgetter("num_hook_faults")),
-    Metric("events_published", "Events of KV and states that were sent", _of("events", "num_events")),
-    Metric("host_copied", "States that were copied to the host", _of("host", "num_copied")),
-    Metric("host_dropped", "Copies on the host that gave way to others", _of("host", "num_dropped")),
-    Metric("host_loads", "Requests that started from a copy on the host", _of("host", "num_loads")),
-    Metric("host_loaded_tokens", "Tokens whose KV was loaded from the host", _of("host", "num_loaded_tokens")),
-    Metric("store_writes", "States that were written to the store, with their KV", _of("store", "num_written")),
-    Metric("store_written_bytes", "Bytes that were written to the store", _of("store", "num_written_bytes")),
-    Metric("store_reads", "States that were read from the store, with their KV", _of("store", "num_read")),
-    Metric("store_read_bytes", "Bytes that were read from the store", _of("store", "num_read_bytes")),
-    Metric("store_lost", "States that could not be read or written whole", _of("store", "num_lost")),
-    Metric("store_damaged", "Objects that were not whole, and were removed", _of("store", "num_damaged")),
-    Metric("store_errors", "Errors of the store", _of("store", "num_failed")),
+    Metric("requests_uncached", "Requests that were served and could leave nothing", _at("num_requests_uncached")),
+    Metric("health_checks", "Health checks that were answered by a generated token", _at("num_health_checks")),
+    Metric("hook_faults", "Errors in hooks of this project that were caught", _at("num_hook_faults")),
+    Metric("events_published", "Events of KV and states that were sent", _at("events.num_events")),
+    Metric("host_copied", "States that were copied to the host", _at("host.num_copied")),
+    Metric("host_dropped", "Copies on the host that gave way to others", _at("host.num_dropped")),
+    Metric("host_loads", "Requests that started from a copy on the host", _at("host.num_loads")),
+    Metric("host_loaded_tokens", "Tokens whose KV was loaded from the host", _at("host.num_loaded_tokens")),
+    Metric("store_writes", "States that were written to the store, with their KV", _at("store.num_written")),
+    Metric("store_written_bytes", "Bytes that were written to the store", _at("store.num_written_bytes")),
+    Metric("store_reads", "States that were read from the store, with their KV", _at("store.num_read")),
+    Metric("store_read_bytes", "Bytes that were read from the store", _at("store.num_read_bytes")),
+    Metric("store_lost", "States that could not be read or written whole", _at("store.num_lost")),
+    Metric("store_damaged", "Objects that were not whole, and were removed", _at("store.num_damaged")),
+    Metric("store_errors", "Errors of the store", _at("store.num_failed")),
 )
 
 

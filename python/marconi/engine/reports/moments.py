@@ -19,8 +19,10 @@ Owner: the scheduler's thread.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
+
+import msgspec
 
 
 class Moment(NamedTuple):
@@ -93,36 +95,15 @@ class Steps:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> "Steps":
-        """Read what `as_dict` gave, of a request that has ended; `TypeError`, `KeyError` or `ValueError` otherwise."""
-        chunks = [Chunk(int(each["end"]), Moment(*each["taken"]), Moment(*each["left"])) for each in values["chunks"]]
-        queued, unqueued, matched = (
-            values[name] and Moment(*values[name]) for name in ("queued", "unqueued", "matched")
-        )
-        rematched, tried = ([Moment(*each) for each in values[name]] for name in ("rematched", "tried"))
-        return cls(
-            *(queued, unqueued, rematched, tried, matched),
-            Moment(*values["began"]),
-            chunks,
-            Moment(*values["ended"]),
-            tuple(map(int, values["asked"])),
-            tuple(map(int, values["elsewhere"])),
-            values["next_turn"],
-            int(values["system_end"]),
-        )
+        """Read what `as_dict` gave, of a request that has ended; `ValueError` otherwise."""
+        steps = msgspec.convert(values, cls)
+        if not {each.name for each in fields(cls)} <= values.keys():
+            raise ValueError("these are the steps of another version")
+        if steps.began is None or steps.ended is None or any(each.left is None for each in steps.chunks):
+            raise ValueError("the request has not ended")
+        return steps
 
     def as_dict(self) -> dict[str, Any]:
-        """The values for JSON; a moment is its number and its time."""
-        return {
-            "queued": self.queued,
-            "unqueued": self.unqueued,
-            "rematched": [*self.rematched],
-            "tried": [*self.tried],
-            "matched": self.matched,
-            "began": self.began,
-            "chunks": [{"end": each.end, "taken": each.taken, "left": each.left} for each in self.chunks],
-            "ended": self.ended,
-            "asked": self.asked,
-            "elsewhere": self.elsewhere,
-            "next_turn": self.next_turn,
-            "system_end": self.system_end,
-        }
+        """The values for JSON; a moment is its number, its time and the steps of decoding."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
