@@ -92,33 +92,25 @@ def hash_of(node: Node, namespace: int) -> int:
 class PrefixHashes:
     """Hashes of the prefixes of a tree's nodes, each computed once, by the serial number of its node."""
 
-    __slots__ = ("_of_serial", "_tree")
+    __slots__ = ("_tree", "known")
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
-        self._of_serial: dict[int, int] = {}
+        self.known: dict[int, int] = {}
+        """Hashes by serial number; a walk leaves those of the nodes that it has found."""
 
     def of(self, node: Node) -> int:
         """The hash of the prefix of `node`, which is in the tree."""
         missing = []
         above: Node | None = node
-        while above is not None and above.serial not in self._of_serial:
+        while above is not None and above.serial not in self.known:
             missing.append(above)
             above = above.parent
-        found = 0 if above is None else self._of_serial[above.serial]
+        found = 0 if above is None else self.known[above.serial]
         for each in reversed(missing):
             found = _start(self._namespace_of(each)) if each.parent is None else crc32(each.key, found)
-            self._of_serial[each.serial] = found
+            self.known[each.serial] = found
         return found
-
-    def keep(self, known: dict[int, int]) -> None:
-        """Replace all that is known by the hashes of the nodes that a walk has found, by serial number."""
-        self._of_serial = known
-
-    @property
-    def known(self) -> dict[int, int]:
-        """Hashes by serial number."""
-        return self._of_serial
 
     def _namespace_of(self, root: Node) -> int:
         return next((name for name, each in self._tree.roots.items() if each is root), 0)
@@ -126,26 +118,6 @@ class PrefixHashes:
 
 class Walk:
     """One walk through a tree, in slices."""
-
-    __slots__ = (
-        "_above",
-        "_depth",
-        "_hash",
-        "_hashes",
-        "_kept",
-        "_kind",
-        "_last_s",
-        "_nodes",
-        "_num_bytes_left",
-        "_parent",
-        "_role",
-        "_serials",
-        "_stack",
-        "_standing",
-        "_tokens",
-        "_uses",
-        "_worth",
-    )
 
     def __init__(
         self,
@@ -170,14 +142,7 @@ class Walk:
         """The index of the parent of each."""
         self._nodes: list[Node] = []
         self._serials: list[int] = []
-        self._parent: list[int] = []
-        self._depth: list[int] = []
-        self._tokens: list[int] = []
-        self._kind: list[int] = []
-        self._role: list[int] = []
-        self._uses: list[int] = []
-        self._last_s: list[float] = []
-        self._hash: list[int] = []
+        self._columns = Columns([], [], [], [], [], [], [], [], [])
         self._kept: dict[int, int] = {}
         """The hashes of the nodes that were visited, by serial number: a large tree's take long to collect at once."""
 
@@ -190,17 +155,18 @@ class Walk:
             self._visit(max_nodes)
             if self._stack or len(self._nodes) > max_nodes:
                 return False
-        if self._worth is None:
-            self._worth = self._ranked()
-            return len(self._nodes) <= max_nodes
-        return True
+        if self._worth is not None:
+            return True
+        unranked = [UNRANKED] * len(self._nodes)
+        self._worth = unranked if self._standing is None else self._standing.hundredths(self._serials)
+        return len(self._nodes) <= max_nodes
 
     def _visit(self, max_nodes: int) -> None:
         stack, aboves, nodes = self._stack, self._above, self._nodes
         known, hash_of = self._hashes.known, self._hashes.of
-        serials, parents, depths, kinds = self._serials, self._parent, self._depth, self._kind
-        roles, uses, last_s, hashes = self._role, self._uses, self._last_s, self._hash
-        num_tokens = self._tokens
+        serials, columns = self._serials, self._columns
+        parents, depths, num_tokens, kinds = columns.parent, columns.depth, columns.tokens, columns.kind
+        roles, uses, last_s, hashes = columns.role, columns.uses, columns.last_s, columns.hash
         num_bytes_left, begin = self._num_bytes_left, len(nodes)
         for _ in range(max_nodes):
             if not stack:
@@ -258,27 +224,13 @@ class Walk:
         if self._standing is not None:
             self._standing.weigh(nodes[begin:])
 
-    def _ranked(self) -> list[int]:
-        if self._standing is None:
-            return [UNRANKED] * len(self._nodes)
-        return self._standing.hundredths(self._serials)
-
     def columns(self) -> Columns:
         """The nodes that were visited; call it once the walk is done."""
         assert not self._stack, f"{len(self._stack)} subtrees are not visited yet"
         assert self._worth is not None, "the states are not ranked yet"
-        self._hashes.keep(self._kept)
-        return Columns(
-            parent=self._parent,
-            depth=self._depth,
-            tokens=self._tokens,
-            kind=self._kind,
-            role=self._role,
-            uses=self._uses,
-            last_s=np.round(np.array(self._last_s, np.float64), 3).tolist(),
-            worth=self._worth,
-            hash=self._hash,
-        )
+        self._hashes.known = self._kept
+        rounded = np.round(np.array(self._columns.last_s, np.float64), 3).tolist()
+        return msgspec.structs.replace(self._columns, last_s=rounded, worth=self._worth)
 
     def _present(self, node: Node, above: int) -> Node | None:
         """The node in place of one whose parent is no longer that at `above`; None if it was removed."""
@@ -288,7 +240,7 @@ class Walk:
             if child is None:
                 return None
             node = child
-        depth = self._depth[above]
+        depth = self._columns.depth[above]
         while node.parent is not None and node.parent.parent is not None and node.parent.depth > depth:
             node = node.parent
         return node
