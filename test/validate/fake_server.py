@@ -10,7 +10,7 @@ from typing import Any
 
 from marconi.engine.reports.explain import EXPLAIN
 from marconi.engine.reports.moments import Moments, Steps
-from marconi.engine.reports.status import CacheSettings
+from marconi.engine.reports.status import CacheSettings, Use
 from marconi.model import load
 from marconi.policy.request import Request, pack
 from marconi.replay.server import ServerReplay
@@ -33,7 +33,7 @@ SETTINGS = CacheSettings(
     track_tokens=256,
     vocab_size=4000,
 )
-CACHE = ServedCache("best", None, 1000, 200_000, 6000, 14, None, SETTINGS)
+CACHE = ServedCache("best", None, 1000, 200_000, Use(6000, 0, 0), Use(14, 0, 0), None, SETTINGS)
 
 Lie = Callable[[int, int], int]
 """What is reported of a request, by its number and what it had from the cache."""
@@ -48,7 +48,7 @@ class Fake:
         self.changed = status
         self.info: dict[str, Any] = {"model_path": MODEL, "speculative_algorithm": None}
         self.flush_code = 200
-        self.max_prompt_tokens = cache.num_tokens
+        self.max_prompt_tokens = cache.kv_tokens.size
         self.replay = self._new()
         self.num_served = 0
         self.prompts: list[list[int]] = []
@@ -62,17 +62,9 @@ class Fake:
     def get(self, path: str) -> tuple[int, Any]:
         if path == "/server_info":
             return 200, self.info
-        cache, use = self.cache, {"free": 0, "cached": 0, "in_use": 0}
         rank = {
+            **asdict(self.cache),
             "dp_rank": 0,
-            "eviction": cache.eviction,
-            "alpha": cache.alpha,
-            "kv_tokens": {"size": cache.num_tokens, **use},
-            "state_slots": {"size": cache.num_slots, **use},
-            "joint_bytes": None if cache.joint_bytes is None else {"size": cache.joint_bytes, **use},
-            "kv_bytes_per_token": cache.kv_bytes_per_token,
-            "state_bytes": cache.state_bytes,
-            "settings": asdict(cache.settings),
             "host": None,
             "why_not_planned": None,
             "num_requests": self.num_served,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from marconi import cli
+from marconi.engine.reports.status import Use
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace import Demand, generate, in_blocks, preset, write
 from marconi.validate.prompts import Prompts
@@ -17,14 +18,14 @@ from .fake_server import CACHE, Fake, honest, serving, with_settings
 CHATS = "generate:chat-short"
 NUM_REQUESTS = 60
 SENT = (CHATS, "--max-sessions", "8", "--max-requests", str(NUM_REQUESTS))
-ONE_POOL = replace(CACHE, joint_bytes=CACHE.num_tokens * CACHE.kv_bytes_per_token + 14 * CACHE.state_bytes)
+ONE_POOL = replace(CACHE, joint_bytes=Use(6000 * CACHE.kv_bytes_per_token + 14 * CACHE.state_bytes, 0, 0))
 PAGES = with_settings(page_tokens=16, ends="what SGLang tracked last", num_working_slots=3, num_lent_slots=0)
 CACHES = {
     "best": CACHE,
     "lru": replace(CACHE, eviction="lru"),
     "marconi": replace(CACHE, eviction="marconi", alpha=2.0),
     "one-pool": ONE_POOL,
-    "pages": replace(PAGES, num_tokens=6400, num_slots=20),
+    "pages": replace(PAGES, kv_tokens=Use(6400, 0, 0), state_slots=Use(20, 0, 0)),
 }
 
 

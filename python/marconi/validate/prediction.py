@@ -65,9 +65,9 @@ def replay_of(cache: ServedCache, flops: PrefixFlops) -> ServerReplay:
         settings.step_tokens,
     )
     costs = Costs(cache.kv_bytes_per_token, cache.state_bytes, flops)
-    pools: Pool = Pools(cache.num_tokens, cache.num_slots)
+    pools: Pool = Pools(cache.kv_tokens.size, cache.state_slots.size)
     if cache.joint_bytes is not None:
-        pools = JointPool(cache.joint_bytes, cache.kv_bytes_per_token, cache.state_bytes, page)
+        pools = JointPool(cache.joint_bytes.size, cache.kv_bytes_per_token, cache.state_bytes, page)
     needs = TWO_POOLS if cache.joint_bytes is None else ONE_POOL
     scheduling = Scheduling(
         settings.chunk_tokens or _WHOLE_PROMPT,

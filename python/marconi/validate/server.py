@@ -3,19 +3,20 @@
 import http.client
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
+
 from marconi.engine.launch.policies import JUDICIOUS
 from marconi.engine.reports.explain import EXPLAIN
 from marconi.engine.reports.moments import Steps
-from marconi.engine.reports.status import CacheSettings
+from marconi.engine.reports.status import CacheSettings, Use
 from marconi.view.top import ask as ask_status
-from marconi.view.top import endpoint_of
+from marconi.view.top import endpoint_of, fetch
 
 FLUSH_TIMEOUT_S: Final = 30
 _ANSWER_TIMEOUT_S: Final = 1800.0
@@ -29,18 +30,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServedCache:
-    """The cache of a server, as a replay is made of it."""
+    """The cache of a server, as a replay is made of it: of its status what decides which states it keeps."""
 
     eviction: str
     alpha: float | None
     kv_bytes_per_token: int
     state_bytes: int
-    num_tokens: int
-    """Size of the KV pool."""
-    num_slots: int
-    """Size of the state pool."""
-    joint_bytes: int | None
-    """Size of the one pool; None with two pools."""
+    kv_tokens: Use
+    state_slots: Use
+    joint_bytes: Use | None
     settings: CacheSettings
     max_prompt_tokens: int | None = None
     """Tokens of the longest prompt that it serves; None if it does not say."""
@@ -55,27 +53,17 @@ class ServedCache:
         """Read `GET /marconi` and `GET /server_info`; `ValueError`, in one line, for what no replay stands for."""
         if len(ranks) != 1:
             raise ValueError(f"the server has {len(ranks)} data-parallel ranks, and one is replayed: start it with one")
-        rank = ranks[0]
-        given = rank.get("settings")
-        names = {each.name for each in fields(CacheSettings)}
-        if not isinstance(given, dict) or not names <= set(given):
-            raise ValueError("the server does not say the settings of its cache: it runs another version of marconi")
-        settings = CacheSettings(**{name: given[name] for name in names})
-        why = _why_not(rank, settings, info)
+        (rank,) = ranks
+        try:
+            cache = msgspec.convert({**rank, "max_prompt_tokens": _max_prompt_tokens(info)}, cls)
+        except msgspec.ValidationError:
+            raise ValueError(
+                "the server does not say the settings of its cache: it runs another version of marconi"
+            ) from None
+        why = _why_not(rank, cache.settings, info)
         if why is not None:
             raise ValueError(f"the replay does not stand for this server: {why}")
-        joint = rank["joint_bytes"]
-        return cls(
-            rank["eviction"],
-            rank["alpha"],
-            rank["kv_bytes_per_token"],
-            rank["state_bytes"],
-            rank["kv_tokens"]["size"],
-            rank["state_slots"]["size"],
-            None if joint is None else joint["size"],
-            settings,
-            _max_prompt_tokens(info),
-        )
+        return cache
 
 
 def _max_prompt_tokens(info: Mapping[str, Any]) -> int | None:
@@ -177,15 +165,8 @@ class ServerClient:
             raise ValueError(f"{self.address}{path} does not answer in JSON") from None
 
     def _read(self, path: str, body: Mapping[str, Any] | None) -> bytes:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.address}{path}", data)  # noqa: S310 - the scheme was checked
-        request.add_header("Content-Type", "application/json")
-        if self._api_key is not None:
-            request.add_header("Authorization", f"Bearer {self._api_key}")
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as response:  # noqa: S310
-                content: bytes = response.read()
-                return content
+            return fetch(f"{self.address}{path}", self._api_key, body, _ANSWER_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             said = " ".join(error.read(1000).decode(errors="replace").split())
             if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:

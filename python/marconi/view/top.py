@@ -50,7 +50,7 @@ def endpoint_of(url: str) -> str:
 def ask(endpoint: str, api_key: str | None = None) -> list[dict[str, Any]]:
     """The status of every rank; `ValueError` in one line for a server that is not there or has none."""
     try:
-        answer = _answer(endpoint, api_key)
+        answer = json.loads(fetch(endpoint, api_key))
     except urllib.error.HTTPError as error:
         address, reason = endpoint.removesuffix("/marconi"), _reason(error)
         _refuse_router(address, api_key, error.code)
@@ -72,12 +72,17 @@ def ask(endpoint: str, api_key: str | None = None) -> list[dict[str, Any]]:
     return ranks
 
 
-def _answer(endpoint: str, api_key: str | None) -> Any:
-    request = urllib.request.Request(endpoint)  # noqa: S310 - the scheme was checked
+def fetch(
+    address: str, api_key: str | None, body: Mapping[str, Any] | None = None, timeout_s: float = _TIMEOUT_S
+) -> bytes:
+    """GET an HTTP address, or POST a JSON body to it; `OSError` or `HTTPException` for what does not answer so."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address, data, {"Content-Type": "application/json"})  # noqa: S310 - the scheme was checked
     if api_key is not None:
         request.add_header("Authorization", f"Bearer {api_key}")
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
-        return json.load(response)
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310
+        content: bytes = response.read()
+    return content
 
 
 def _refuse_router(address: str, api_key: str | None, code: int) -> None:
@@ -86,7 +91,7 @@ def _refuse_router(address: str, api_key: str | None, code: int) -> None:
         return
     try:
         # A line for each data-parallel rank.
-        ranks = _answer(f"{address}/router", api_key)["workers"]
+        ranks = json.loads(fetch(f"{address}/router", api_key))["workers"]
         workers = ", ".join(dict.fromkeys(rank["url"] for rank in ranks))
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
