@@ -13,6 +13,7 @@ key if there is one.
 """
 
 import asyncio
+import math
 import time
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ _UNSERVED: Final = "SGLang's own cache serves this model: it has no recurrent la
 _SAVING: Final = asyncio.Lock()
 """A request that comes while another waits is answered by a save of its own."""
 _PAUSE_S: Final = 0.02
-_DEADLINE_S: Final = 20.0
+_PATIENCE_S: Final = 20.0
 
 
 def on_get_internal_state(result: Any, controller: Any, request: Any) -> None:
@@ -45,7 +46,7 @@ def on_get_internal_state(result: Any, controller: Any, request: Any) -> None:
     if request.rid == REQUESTS:
         part = {"requests": cache.explanations.latest(cache.clock())}
     elif request.rid == FRAME:
-        part = {"frame": cache.picture.advance(cache.tree_core.hybrid, cache.clock())}
+        part = {"frame": cache.picture.advance(cache.tree_core.hybrid, cache.clock()) or None}
     elif request.rid == SAVE:
         part = {"saved": cache.save()}
     else:
@@ -77,19 +78,13 @@ async def _status() -> Any:
 
 
 async def _requests(dp_rank: int | None = None) -> Any:
-    """The latest requests: a scheduler hashes their prefixes in slices, so it is asked again until it is done."""
+    """The latest requests: a scheduler hashes their prefixes in slices."""
     if not of_process().explain:
-        return _not_found(OFF)
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < deadline_s:
-        parts = await _parts(REQUESTS)
-        asked = [part for part in parts if dp_rank in (None, part["dp_rank"])]
-        if parts and not asked:
-            return _no_rank(parts, dp_rank)
-        if all(part["requests"] is not None for part in asked):
-            return _by_rank([part | {"requests": _with_texts(part["requests"])} for part in asked])
-        await asyncio.sleep(_PAUSE_S)
-    return _late("prefixes were not hashed")
+        return _error(404, OFF)
+    parts = await _whole(REQUESTS, "requests", dp_rank, "prefixes were not hashed")
+    if not isinstance(parts, list):
+        return parts
+    return _by_rank([part | {"requests": _with_texts(part["requests"])} for part in parts])
 
 
 def _with_texts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,37 +107,44 @@ async def _page(dp_rank: int = 0) -> Any:
 
 
 async def _frame(dp_rank: int = 0) -> Any:
-    """The latest frame of a rank: a scheduler walks its tree in slices, so it is asked again until it is done."""
+    """The latest frame of a rank: a scheduler walks its tree in slices."""
     from fastapi.responses import Response
 
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < deadline_s:
-        parts = await _parts(FRAME)
-        if not parts:
-            return _by_rank(parts)
-        ranks = {part["dp_rank"]: part["frame"] for part in parts}
-        if dp_rank not in ranks:
-            return _no_rank(parts, dp_rank)
-        if ranks[dp_rank]:
-            return Response(ranks[dp_rank], media_type="application/json")
-        await asyncio.sleep(_PAUSE_S)
-    return _late("the tree was not walked")
+    parts = await _whole(FRAME, "frame", dp_rank, "the tree was not walked")
+    return Response(parts[0]["frame"], media_type="application/json") if isinstance(parts, list) else parts
 
 
 async def _save() -> Any:
-    """Write what the cache holds to its store: a few states at a time, so a scheduler is asked until it is done."""
-    from fastapi.responses import ORJSONResponse
-
+    """Write what the cache holds to its store: a few states at a time."""
     async with _SAVING:
-        while True:
-            parts = await _parts(SAVE)
-            if all(part["saved"] is not None for part in parts):
-                break
-            await asyncio.sleep(_PAUSE_S)
+        parts = await _whole(SAVE, "saved", None, "", math.inf)
+    if not isinstance(parts, list):
+        return parts
     if any(part["saved"] == {} for part in parts):
-        return _not_found(_NO_STORE)
-    errors = [part["saved"] for part in parts if "error" in part["saved"]]
-    return ORJSONResponse(errors[0], status_code=500) if errors else _by_rank(parts)
+        return _error(404, _NO_STORE)
+    errors = [part["saved"]["error"] for part in parts if "error" in part["saved"]]
+    return _error(500, errors[0]) if errors else _by_rank(parts)
+
+
+async def _whole(rid: str, key: str, dp_rank: int | None, late: str, patience_s: float = _PATIENCE_S) -> Any:
+    """The parts of all schedulers, or of that of `dp_rank`, in answers to `rid`, or an answer that says why not.
+
+    A scheduler does a little at a time, so it is asked again until none of its `key` is null; `late` says what it has
+    not done within `patience_s`.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while time.monotonic() < deadline_s:
+        parts = await _parts(rid)
+        asked = [part for part in parts if dp_rank in (None, part["dp_rank"])]
+        if not parts:
+            return _by_rank(parts)
+        if not asked:
+            ranks = ", ".join(str(rank) for rank in sorted(part["dp_rank"] for part in parts))
+            return _error(404, f"dp_rank must be one of {ranks}, got {dp_rank}")
+        if all(part[key] is not None for part in asked):
+            return asked
+        await asyncio.sleep(_PAUSE_S)
+    return _error(503, f"{late} within {patience_s:g} s")
 
 
 async def _parts(rid: str | None) -> list[dict[str, Any]]:
@@ -165,23 +167,12 @@ def _by_rank(parts: list[dict[str, Any]]) -> Any:
     from fastapi.responses import ORJSONResponse
 
     if not parts:
-        return _not_found(_UNSERVED)
+        return _error(404, _UNSERVED)
     # Schedulers answer in any order.
     return ORJSONResponse({"ranks": sorted(parts, key=lambda rank: rank["dp_rank"])})
 
 
-def _no_rank(parts: list[dict[str, Any]], dp_rank: int | None) -> Any:
-    ranks = ", ".join(str(rank) for rank in sorted(part["dp_rank"] for part in parts))
-    return _not_found(f"dp_rank must be one of {ranks}, got {dp_rank}")
-
-
-def _not_found(error: str) -> Any:
+def _error(status_code: int, error: str) -> Any:
     from fastapi.responses import ORJSONResponse
 
-    return ORJSONResponse({"error": error}, status_code=404)
-
-
-def _late(what: str) -> Any:
-    from fastapi.responses import ORJSONResponse
-
-    return ORJSONResponse({"error": f"{what} within {_DEADLINE_S:g} s"}, status_code=503)
+    return ORJSONResponse({"error": error}, status_code=status_code)
