@@ -30,8 +30,7 @@ def refuse_unanswerable(_result: None, manager: Any, obj: Any, input_ids: list[i
         return
     vocab_size = manager.model_config.vocab_size
     session = getattr(obj, "session_params", None) or {}
-    require_session(session)
-    require_names(obj)
+    require_session(obj, session)
     require_logprobs(obj, vocab_size)
     if isinstance(obj.sampling_params, dict):
         require_sampling(obj.sampling_params)
@@ -130,22 +129,20 @@ def require_overrides(obj: Any) -> None:
         raise ValueError(f"positional_embed_overrides must be tensors, which no JSON holds, got {overrides!r:.80}")
 
 
-def require_session(session: object) -> None:
-    """Raise `ValueError` for `session_params` that SGLang looks up or cuts at, and cannot."""
+def require_session(obj: Any, session: object) -> None:
+    """Raise `ValueError` for a session or a priority that SGLang looks up, cuts at or sorts by, and cannot."""
     if not isinstance(session, dict):
         raise ValueError(f"session_params must be an object, got {session!r:.80}")
-    for name in ("id", "rid"):
-        if not isinstance(session.get(name), str | None):
-            raise ValueError(f"session_params.{name} must be a string, got {session[name]!r:.80}")
-    if session.get("rid") is not None and not isinstance(session.get("offset"), int | None):
-        raise ValueError(f"session_params.offset must be an integer, got {session['offset']!r:.80}")
-
-
-def require_names(obj: Any) -> None:
-    """Raise `ValueError` for a session's name or a place in the queue that SGLang can neither look up nor sort."""
-    for name, kind, expected in (("session_id", str, "a string"), ("priority", int, "an integer")):
-        value = getattr(obj, name, None)
-        if value is not None and not isinstance(value, kind):
+    turn = session.get("rid")
+    named: tuple[tuple[str, object, type, str], ...] = (
+        ("session_params.id", session.get("id"), str, "a string"),
+        ("session_params.rid", turn, str, "a string"),
+        ("session_params.offset", None if turn is None else session.get("offset"), int, "an integer"),
+        ("session_id", getattr(obj, "session_id", None), str, "a string"),
+        ("priority", getattr(obj, "priority", None), int, "an integer"),
+    )
+    for name, value, kind, expected in named:
+        if not isinstance(value, kind | None):
             raise ValueError(f"{name} must be {expected}, got {value!r:.80}")
 
 

@@ -86,8 +86,7 @@ def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_
 def _note(serving: Any, request: Any, adapted: Any, marks: Sequence[Mark]) -> None:
     """Note in `adapted`, which a chat `request` was converted to, where its `marks` end and its next turn leaves it."""
     if marks:
-        positions = _positions(serving, request, adapted.input_ids, marks[:MAX_HINTS])
-        _add(adapted.sampling_params, positions, len(marks) - len(positions))
+        _add_positions(serving, request, adapted, marks)
     if serving.tokenizer_manager.server_args.radix_cache_backend == BACKEND:
         add_distance(serving, request, adapted.sampling_params)
         _add_system_end(serving, request, adapted)
@@ -139,12 +138,18 @@ def _body(raw_request: Any) -> bytes:
     raise AssertionError("a body that was parsed has not been read")
 
 
-def _positions(serving: Any, request: Any, prompt_ids: Any, marks: Sequence[Mark]) -> list[int]:
-    """Where the marked parts of a converted `request` end, in tokens of its prompt; without those not found."""
-    if not _is_rendered(request, prompt_ids):
-        return []
-    found = (_position(serving, request, prompt_ids, mark) for mark in marks)
-    return [position for position in found if position]
+def _add_positions(serving: Any, request: Any, adapted: Any, marks: Sequence[Mark]) -> None:
+    """Note where the marked parts of a chat `request` end, in tokens of its prompt, and how many were not found."""
+    positions, prompt_ids = list[int](), adapted.input_ids
+    if _is_rendered(request, prompt_ids):
+        found = (_position(serving, request, prompt_ids, mark) for mark in marks[:MAX_HINTS])
+        positions = [position for position in found if position]
+    custom = dict(mapping_of(adapted.sampling_params.get("custom_params")))
+    given = custom.get(KEY, [])
+    # What is not a list is refused later, as it came.
+    custom[KEY] = [*given, *positions] if isinstance(given, list) else given
+    custom[LEFT_OUT] = len(marks) - len(positions)
+    adapted.sampling_params["custom_params"] = custom
 
 
 def _is_rendered(request: Any, prompt_ids: Any) -> bool:
@@ -180,15 +185,6 @@ def _another_turn(request: Any, index: int) -> Any:
     return type(request).model_validate({"messages": [{"role": "user", "content": text}]}).messages[0]
 
 
-def _add(sampling_params: dict[str, Any], positions: list[int], num_left_out: int) -> None:
-    custom = dict(mapping_of(sampling_params.get("custom_params")))
-    given = custom.get(KEY, [])
-    # What is not a list is refused later, as it came.
-    custom[KEY] = [*given, *positions] if isinstance(given, list) else given
-    custom[LEFT_OUT] = num_left_out
-    sampling_params["custom_params"] = custom
-
-
 # The next turn
 
 
@@ -196,15 +192,11 @@ def add_distance(serving: Any, request: Any, sampling_params: dict[str, Any]) ->
     """Note in the `sampling_params` of a converted chat `request` where its next turn will leave it."""
     if request.continue_final_message or request.input_ids is not None:
         return
-    distance = _distance(serving, request)
+    setting = json.dumps([request.chat_template_kwargs, request.reasoning_effort], sort_keys=True, default=repr)
+    distance = _found_once(serving, setting, lambda: _distance(serving, request))
     custom = sampling_params.get("custom_params") or {}
     if distance is not None and isinstance(custom, dict):
         sampling_params["custom_params"] = {NEXT_TURN: distance, **custom}
-
-
-def _distance(serving: Any, request: Any) -> int | None:
-    setting = json.dumps([request.chat_template_kwargs, request.reasoning_effort], sort_keys=True, default=repr)
-    return _found_once(serving, setting, lambda: _rendered_distance(serving, request))
 
 
 def _found_once(serving: Any, key: str, find: Callable[[], int | None]) -> int | None:
@@ -220,7 +212,7 @@ def _found_once(serving: Any, key: str, find: Callable[[], int | None]) -> int |
     return known[key]
 
 
-def _rendered_distance(serving: Any, request: Any) -> int | None:
+def _distance(serving: Any, request: Any) -> int | None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     messages = type(request).model_validate({"messages": turns}).messages
     plain = request.model_copy(update={"tools": None, "tool_choice": "none", "response_format": None})
