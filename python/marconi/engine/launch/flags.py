@@ -95,16 +95,22 @@ class _Spec:
     """One flag: the field of `Flags` that it fills, its spelling, and the reader of its text; or a variable alone."""
 
     field: str
-    option: str
     metavar: str
-    help: str
     read: Callable[[str], Any]
+    help: str
     default: str = ""
     """The default in words, if the field's own is not enough."""
     bare: str | None = None
     """The value of the option given without one; None if it requires a value."""
     is_flag: bool = True
     """False for a variable that no flag sets."""
+    name: str = ""
+    """Its name, where that is not the field's."""
+
+    @property
+    def option(self) -> str:
+        """The flag: `a_b` is `--marconi-a-b`."""
+        return f"--marconi-{(self.name or self.field).replace('_', '-')}"
 
     @property
     def env(self) -> str:
@@ -116,10 +122,16 @@ def _env(option: str) -> str:
     return option.removeprefix("--").replace("-", "_").upper()
 
 
-def _one_of(names: Collection[str], text: str) -> str:
-    if text not in names:
-        raise ValueError(f"must be one of {', '.join(names)}, got {text!r}")
-    return text
+def _choice(values: Collection[str]) -> tuple[str, Callable[[str], Any]]:
+    """The metavar and the reader of one of `values`; the reader gives what a mapping holds for it, or itself."""
+    known = values if isinstance(values, Mapping) else {each: each for each in values}
+
+    def read(text: str) -> Any:
+        if text not in known:
+            raise ValueError(f"must be one of {', '.join(known)}, got {text!r}")
+        return known[text]
+
+    return f"{{{','.join(known)}}}", read
 
 
 _EVICTIONS: Final = {"lru": "lru", "marconi": "marconi[:ALPHA]", "tail": "tail:SECONDS", "best": "best"}
@@ -141,14 +153,6 @@ def _eviction(text: str) -> PolicySpec:
     return spec
 
 
-def _check(text: str) -> Check:
-    return Check(_one_of([*Check], text))
-
-
-def _time(text: str) -> Time:
-    return Time(_one_of([*Time], text))
-
-
 def _finite(kind: type[int] | type[float], text: str) -> float:
     """The number that `text` spells, or NaN, for which no comparison holds."""
     try:
@@ -158,22 +162,11 @@ def _finite(kind: type[int] | type[float], text: str) -> float:
     return number if -math.inf < number < math.inf else math.nan
 
 
-def _seconds(text: str) -> float:
-    seconds = _finite(float, text)
-    if not seconds >= 0:
-        raise ValueError(f"must be a number of seconds, at least 0, got {text!r}")
-    return seconds
-
-
-def _tokens(text: str) -> int:
-    tokens = _finite(int, text)
-    if not tokens >= 0:
-        raise ValueError(f"must be a number of tokens, at least 0, got {text!r}")
-    return int(tokens)
-
-
-def _explain(text: str) -> Explain:
-    return Explain(_one_of([*Explain], text))
+def _at_least_0(kind: type[int] | type[float], unit: str, text: str) -> float:
+    number = _finite(kind, text)
+    if not number >= 0:
+        raise ValueError(f"must be a number of {unit}, at least 0, got {text!r}")
+    return number
 
 
 def _keys(text: str) -> Keys:
@@ -189,111 +182,89 @@ def _file(text: str) -> Path:
     return path
 
 
-def _switch(text: str) -> bool:
-    if text not in _SWITCH:
-        raise ValueError(f"must be one of {', '.join(_SWITCH)}, got {text!r}")
-    return _SWITCH[text]
-
-
-_SWITCH: Final = {"off": False, "on": True}
 SPECS = (
     _Spec(
         "eviction",
-        "--marconi-eviction",
         "NAME[:NUMBER]",
+        _eviction,
         "Which states to evict first when KV or state slots run short: best, lru, marconi[:ALPHA] (how many times the "
         "age at which states are evicted the dearest one outlives the cheapest; 4, and 0 is LRU), or tail:SECONDS (as "
         "many conversations as it can keep within this time to first token).",
-        _eviction,
         "best",
     ),
     _Spec(
         "admission",
-        "--marconi-admission",
-        f"{{{','.join(ADMISSIONS)}}}",
+        *_choice(ADMISSIONS),
         "Which states to keep: at branch points, before a prompt's last token and at the end, each at its exact "
         "position; or SGLang's own, on the grid of its kernels' chunks.",
-        partial(_one_of, ADMISSIONS),
     ),
     _Spec(
         "ghost_tokens",
-        "--marconi-ghost-tokens",
         "TOKENS",
+        partial(_at_least_0, int, "tokens"),
         "How many tokens of evicted prefixes to remember, so that a prefix that returns counts as seen before; 4 bytes "
         "of host memory each, and 0.8 KB for each prefix.",
-        _tokens,
     ),
     _Spec(
         "check_invariants",
-        "--marconi-check-invariants",
-        f"{{{','.join(Check)}}}",
+        *_choice(Check),
         "When to check that tree, locks and budgets agree: never, or each time the scheduler becomes idle (takes time "
         "in proportion to the tree).",
-        _check,
         is_flag=False,
     ),
     _Spec(
         "report_interval_s",
-        "--marconi-report-interval-s",
         "SECONDS",
+        partial(_at_least_0, float, "seconds"),
         "Least time between two log lines with the hit rate and the use of both pools; 0 disables them.",
-        _seconds,
         is_flag=False,
     ),
     _Spec(
         "time",
-        "--marconi-time",
-        f"{{{','.join(Time)}}}",
+        *_choice(Time),
         "The clock by which the cache's contents age: seconds, or a quarter of one for each request that has begun. "
         "The same requests then give the same hits in every run, however busy the machine is: for demonstrations and "
         "tests.",
-        _time,
         is_flag=False,
     ),
     _Spec(
         "events",
-        "--marconi-events",
         "ENDPOINT",
+        TcpAddress.parse,
         "Where to publish the cache's KV and states to a router, such as tcp://127.0.0.1:5557: events on this port, "
         "replays and snapshots on the next; two ports for each replica of --dp-size.",
-        TcpAddress.parse,
         "no events",
     ),
     _Spec(
         "events_keys",
-        "--marconi-events-keys",
         "FILE",
-        "The fleet's pair of CURVE keys, a .key_secret of pyzmq: required if other hosts can reach the events.",
         _keys,
+        "The fleet's pair of CURVE keys, a .key_secret of pyzmq: required if other hosts can reach the events.",
         "none",
     ),
     _Spec(
         "events_tokens",
-        "--marconi-events-tokens",
-        f"{{{','.join(_SWITCH)}}}",
+        *_choice({"off": False, "on": True}),
         "Whether events carry tokens, salts and adapters beside hashes, for consumers that compute their own hashes: "
         "this exposes users' texts.",
-        _switch,
         "off",
         is_flag=False,
     ),
     _Spec(
         "explanations",
-        "--marconi-explain",
-        f"{{{','.join(Explain)}}}",
+        *_choice(Explain),
         "Whether to note why each request missed: for the answer to one that asks, GET /marconi/requests and the "
         "metrics by cause; or also to show tokens there, where a prompt diverges from what its name space knows: this "
         "exposes users' texts to others of the same name space.",
-        _explain,
         bare="on",
+        name="explain",
     ),
     _Spec(
         "record",
-        "--marconi-record",
         "FILE",
+        _file,
         "Where to record each served request, for marconi plan and marconi replay: time, lengths and hashes of blocks, "
         "no tokens; at 64 MiB the file becomes FILE.1.",
-        _file,
         "none",
     ),
 )
