@@ -49,6 +49,8 @@ class CheckResult:
     profile: ModelProfile | None
     """The pools of one rank; None if their sizes are unknown."""
     pools: Pools | None
+    is_short: bool
+    """True if a card has too little memory, which is not among the reasons of one alternative."""
     split: str | None = None
     """How the server divides memory itself, and why; None where a flag does, or nothing is to be divided."""
 
@@ -64,8 +66,8 @@ class CheckResult:
 
 def answer(line: CommandLine, model: Model, machine: Machine) -> CheckResult:
     """Decide what a server would on `machine`, from its command line and its model's configuration."""
-    found, is_short = _answer(line, model, machine)
-    if not is_short:
+    found = _answer(line, model, machine)
+    if not found.is_short:
         return found
     fitting = " or ".join(_fitting(line, model, machine, found)) or "no number of ranks or card that is known here"
     assert machine.memory is not None
@@ -82,9 +84,8 @@ def answer(line: CommandLine, model: Model, machine: Machine) -> CheckResult:
 def _fitting(line: CommandLine, model: Model, machine: Machine, found: CheckResult) -> Iterator[str]:
     """The fewest ranks and the smallest card with room that raise no new objection."""
 
-    def has_room(alternative: tuple[CheckResult, bool]) -> bool:
-        other, is_short = alternative
-        return not is_short and other.pools is not None and set(other.reasons) <= set(found.reasons)
+    def has_room(other: CheckResult) -> bool:
+        return not other.is_short and other.pools is not None and set(other.reasons) <= set(found.reasons)
 
     for times in (2, 4, 8, 16, 32, 64):
         num_ranks = times * line.args.tp_size
@@ -98,20 +99,17 @@ def _fitting(line: CommandLine, model: Model, machine: Machine, found: CheckResu
             break
 
 
-def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[CheckResult, bool]:
-    """The answer, and whether a card has too little memory, which is not among its reasons."""
+def _answer(line: CommandLine, model: Model, machine: Machine) -> CheckResult:
     record = line.make_record()
     is_open = split.is_open(record)
-    found, is_short = _answer_to(record, line, model, machine)
+    found = _answer_to(record, line, model, machine)
     if not (is_open and found.is_served and found.cache == BACKEND):
-        return found, is_short
-    joint, is_short_of_one = _answer_to(split.in_one_pool(line.make_record()), line, model, machine)
+        return found
+    joint = _answer_to(split.in_one_pool(line.make_record()), line, model, machine)
     divided = split.two_pools(
-        line.make_record(), _refusal(joint), lambda record: _refusal(_answer_to(record, line, model, machine)[0])
+        line.make_record(), _refusal(joint), lambda record: _refusal(_answer_to(record, line, model, machine))
     )
-    if divided is None:
-        return replace(joint, split=split.ONE_POOL), is_short_of_one
-    return replace(found, split=divided), is_short
+    return replace(joint, split=split.ONE_POOL) if divided is None else replace(found, split=divided)
 
 
 def _refusal(found: CheckResult) -> str | None:
@@ -119,11 +117,13 @@ def _refusal(found: CheckResult) -> str | None:
     return next((reason.removeprefix(f"{_SGLANG}: ") for reason in found.reasons), None)
 
 
-def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machine) -> tuple[CheckResult, bool]:
+def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machine) -> CheckResult:
     """The answer to `server_args`, the record of `line` before it is resolved."""
-    reasons = list(_against_installation())
-    notes: list[str] = []
-    given = Flags()
+    reasons, notes, given = list[str](), list[str](), Flags()
+    try:
+        require_verified(sglang.version.__version__, os.environ)
+    except Refusal as refusal:
+        reasons.append(str(refusal))
     try:
         given = flags.take_from(line.args, dict(os.environ))
     except Refusal as refusal:
@@ -159,7 +159,7 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
             is_short = not against and any(_against_room(pools, request))
             if pools.warning is not None:
                 notes.append(pools.warning)
-    found = CheckResult(
+    return CheckResult(
         model_path=line.model_path,
         given=line.given,
         reasons=tuple(dict.fromkeys(reasons)),
@@ -168,8 +168,8 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
         admission=facts.admission(given) if facts.has_own_cache else None,
         profile=profile,
         pools=pools,
+        is_short=is_short,
     )
-    return found, is_short
 
 
 def _against_room(pools: Pools, request: RequestSlots) -> Iterator[str]:
@@ -182,13 +182,6 @@ def _against_room(pools: Pools, request: RequestSlots) -> Iterator[str]:
     slots = request.num_tracking_slots + 2 if pools.num_slots is None else pools.num_slots
     tokens = 2 * request.page_tokens if pools.num_tokens is None else pools.num_tokens
     yield from support.against_room(slots, request.num_tracking_slots, tokens, request.page_tokens)
-
-
-def _against_installation() -> Iterator[str]:
-    try:
-        require_verified(sglang.version.__version__, os.environ)
-    except Refusal as refusal:
-        yield str(refusal)
 
 
 def _resolve(record: Any, model: Model, machine: Machine, notes: list[str]) -> tuple[Any, list[str]]:

@@ -4,8 +4,6 @@ SGLang resolves its arguments by the platform that it finds. What it would find 
 as long as that takes: on CUDA a card of the Hopper generation, as nothing in a command line names one.
 """
 
-import logging
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from sglang.srt.platforms.cuda import CudaSRTPlatform
 from sglang.srt.runtime_context import override_platform
 
 from marconi.engine.cpu_platform import RESOLVED_HERE
+from marconi.engine.launch.split import unnoticed
 from marconi.engine.plugin.touch import resolve
 from marconi.replay.memory import MemorySize, MemoryUnit
 
@@ -82,11 +81,7 @@ class Machine:
     @contextmanager
     def as_sglang_finds_it(self) -> Iterator[None]:
         """Let SGLang find this machine and no hub, and leave no trace of what it resolves: no log, no environment."""
-        before = dict(os.environ)
-        with ExitStack() as stack:
-            stack.callback(logging.disable, logging.NOTSET)
-            logging.disable(logging.CRITICAL)
-            stack.callback(_restore, before)
+        with unnoticed(), ExitStack() as stack:
             stack.enter_context(patch.object(hub, "HF_HUB_OFFLINE", True))
             if self.is_cpu:
                 stack.enter_context(resolve(RESOLVED_HERE)())
@@ -103,8 +98,3 @@ class Machine:
         for module in _KNOW_THE_PLATFORM:
             stack.enter_context(patch.object(module, "current_platform", platform))
         stack.enter_context(patch.object(memory_hook, "get_device_memory_capacity", lambda _: mebibytes))
-
-
-def _restore(environ: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environ)

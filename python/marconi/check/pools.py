@@ -55,22 +55,22 @@ class RequestSlots:
 class Pools:
     """How much there is of each on one rank; None where it is not known."""
 
-    num_slots: int | None
-    num_tokens: int | None
-    num_bytes: int | None
-    """Bytes of the one pool, or of both."""
-    weight_bytes: int | None
-    """Beside them on the card."""
-    is_one_pool: bool
     num_working_slots: int
     """State slots that a running request holds."""
     num_slots_per_running: int
     """State slots that count for each running request, by which SGLang limits how many run."""
+    is_one_pool: bool
+    num_bytes: int | None
+    """Bytes of the one pool, or of both."""
+    num_slots: int | None
+    num_checkpoints: int | None
+    """Slots for checkpoints in int8; None without, and where it is not known."""
+    num_tokens: int | None
     max_running: int | None
     """Requests that may run at once, as far as states allow."""
-    num_checkpoints: int | None = None
-    """Slots for checkpoints in int8; None without, and where it is not known."""
-    warning: str | None = None
+    weight_bytes: int | None
+    """Beside them on the card."""
+    warning: str | None
     """A line for the operator about a division that does not pay; None where it does."""
 
 

@@ -1,5 +1,6 @@
 """The answer of `marconi check`, as tables and as JSON."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE
@@ -31,14 +32,7 @@ def to_json(answer: CheckResult) -> dict[str, Any]:
             "attention_ranks": profile.tensor_parallel,
             "kv_bytes_per_token": profile.kv_bytes_per_token,
             "state_bytes": profile.state_bytes,
-            "num_working_slots": pools.num_working_slots,
-            "num_slots_per_running": pools.num_slots_per_running,
-            "is_one_pool": pools.is_one_pool,
-            "num_bytes": pools.num_bytes,
-            "num_slots": pools.num_slots,
-            "num_checkpoints": pools.num_checkpoints,
-            "num_tokens": pools.num_tokens,
-            "max_running": pools.max_running,
+            **{name: each for name, each in asdict(pools).items() if name not in ("weight_bytes", "warning")},
         },
     }
 

@@ -101,7 +101,7 @@ def why_two_pools(server_args: Any) -> str | None:
 
 def _refusal(record: Any) -> str | None:
     """Why `record`, which it resolves, is not served, in a line; None if it is."""
-    with _unnoticed():
+    with unnoticed():
         try:
             record.resolve_once()
             model = Model(record.model_path, model_config_of(record).hf_config)
@@ -122,7 +122,7 @@ def words_of(error: BaseException) -> str:
 
 
 @contextmanager
-def _unnoticed() -> Iterator[None]:
+def unnoticed() -> Iterator[None]:
     """Resolve arguments without a word in the log and without a trace in the environment."""
     before = dict(os.environ)
     logging.disable(logging.CRITICAL)
