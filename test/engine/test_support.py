@@ -20,7 +20,7 @@ from marconi.engine.launch import support
 from marconi.engine.launch.flags import Flags
 from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS
 from marconi.engine.launch.storage import has_wrong_size, written_bytes_per_day
-from marconi.engine.launch.support import NOTED, UNSUPPORTED, Facts, Launch, Noted, Unsupported, notes, require
+from marconi.engine.launch.support import NOTED, UNSUPPORTED, Facts, Launch, Setting, Unsupported, notes, require
 from marconi.engine.plugin.backend import require_room
 from marconi.engine.version import Refusal
 from marconi.policy import catalog
@@ -99,7 +99,7 @@ def test_sglangs_own_defaults_are_served() -> None:
 
 
 @pytest.mark.parametrize("noted", NOTED, ids=lambda each: each.field)
-def test_what_a_user_had_better_know_is_served_with_one_line(noted: Noted) -> None:
+def test_what_a_user_had_better_know_is_served_with_one_line(noted: Setting) -> None:
     given = SimpleNamespace(**{noted.field: SERVED.get(noted.field, True)})
     require(refusals(given))
     (line,) = notes(given)

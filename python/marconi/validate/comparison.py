@@ -1,6 +1,6 @@
 """Both sides of every request: a table, a sentence, the first requests of which they part, and rows for JSON."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from rich.box import SIMPLE
@@ -122,16 +122,5 @@ class Comparison:
             "num_cached_tokens": sum(row.num_cached_tokens for row in self.rows),
             "num_predicted_tokens": sum(row.num_predicted_tokens for row in self.rows),
             "points_apart": round(self.points_apart, 6),
-            "requests": [
-                {
-                    "index": row.index,
-                    "rid": row.rid,
-                    "num_prompt_tokens": row.num_prompt_tokens,
-                    "num_cached_tokens": row.num_cached_tokens,
-                    "line": row.line,
-                    "num_predicted_tokens": row.num_predicted_tokens,
-                    "predicted_line": row.predicted_line,
-                }
-                for row in self.rows
-            ],
+            "requests": [asdict(row) for row in self.rows],
         }

@@ -80,11 +80,6 @@ class Launch(NamedTuple):
         """Where states are kept."""
         return self.facts.admission(self.given)
 
-    @property
-    def num_caches(self) -> int:
-        """Caches of the server, each of its own ranks."""
-        return num_dp_ranks_of(self.server_args)
-
 
 class Setting(NamedTuple):
     """A setting of `ServerArgs` with the reason to report."""
@@ -134,12 +129,6 @@ class Refused(NamedTuple):
         if not self.when(launch):
             return None
         return self.line.format(launch)
-
-
-class Noted(Setting):
-    """A supported setting with a limitation, logged at the start."""
-
-    __slots__ = ()
 
 
 def _more_than_one(value: Any) -> bool:
@@ -192,56 +181,57 @@ UNSUPPORTED: Final = (
 )
 
 NOTED: Final = (
-    Noted(
+    Setting(
         "enable_session_radix_cache",
         bool,
         "demotes what only a session left, once it is closed: while it is open, --marconi-eviction ranks its states as "
         "all others",
     ),
-    Noted(
+    Setting(
         "speculative_algorithm",
         _tracked_drafts,
         "keeps for the end of an answer the last state that SGLang tracked, which is some tokens before it",
     ),
-    Noted(
+    Setting(
         "radix_eviction_policy",
         lambda policy: policy not in (None, "lru"),
         "has no effect: --marconi-eviction decides what is evicted",
     ),
-    Noted(
+    Setting(
         "hicache_write_policy",
         lambda policy: policy not in (None, "write_through"),
         "has no effect on what the host holds: copies are made ahead of evictions",
     ),
-    Noted(
+    Setting(
         "tokenizer_worker_num",
         _more_than_one,
         "loads no plugin in these processes: they have no GET /marconi, and a request that no model can answer ends "
         "the scheduler, as in stock",
     ),
-    Noted(
+    Setting(
         "mamba_max_states_per_path",
         lambda cap: cap is not None and cap >= 0,
         "has no effect: --marconi-eviction decides how many states a path keeps, and which",
     ),
-    Noted(
+    Setting(
         "enable_int8_mamba_checkpoint",
         bool,
         "rounds each state that is kept, once: an answer that starts from one may differ from one that is computed "
         "anew",
     ),
-    Noted(
+    Setting(
         "enable_mamba_cache_stochastic_rounding",
         bool,
         "rounds states at random while decoding: an answer differs from run to run, whether a state is reused or not",
     ),
-    Noted(
+    Setting(
         "kv_events_config",
         bool,
         "publishes only KV, but a request can use KV only up to the last state on its path: --marconi-events also "
         "publishes states, to the same consumers",
     ),
 )
+"""Supported settings with a limitation, logged at the start."""
 
 
 def _has_no_room(server_args: Any) -> bool:

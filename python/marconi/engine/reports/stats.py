@@ -5,8 +5,7 @@ scheduler's thread.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from marconi.engine.cache.tick import FirstRank
@@ -44,15 +43,6 @@ def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
     return "conversation" if source in ends else "input_prefix"
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """One of the cache's two memories, in its own unit; `used` counts what is cached and what runs."""
-
-    name: str
-    used: int
-    size: int
-
-
 class HitReport:
     """Counts finished requests and says when a line is due: `interval_s` after the last one, 0 for never."""
 
@@ -69,13 +59,16 @@ class HitReport:
         self._num_prompt_tokens += num_prompt_tokens
         self._num_cached_tokens += num_cached_tokens
 
-    def due(self, now_s: float, budgets: Callable[[], tuple[Budget, ...]]) -> str | None:
-        """The line if one is due at `now_s` (seconds of the clock that `started_s` came from), else None."""
+    def due(self, now_s: float, pools: Callable[[], Mapping[str, Use]]) -> str | None:
+        """The line if one is due at `now_s` (seconds of the clock that `started_s` came from), else None.
+
+        `pools` gives the cache's pools by what they count.
+        """
         if self._interval_s == 0 or now_s - self._last_s < self._interval_s:
             return None
         self._last_s = now_s
         rate = self._num_cached_tokens / self._num_prompt_tokens if self._num_prompt_tokens else 0.0
-        used = ", ".join(f"{budget.used} of {budget.size} {budget.name}" for budget in budgets())
+        used = ", ".join(f"{use.size - use.free} of {use.size} {name}" for name, use in pools().items())
         return (
             f"{self._num_requests} requests, {self._num_cached_tokens} of {self._num_prompt_tokens} "
             f"prompt tokens from the cache ({rate:.1%}); held: {used}"
@@ -161,7 +154,7 @@ class CacheStats:
         now_s = self._cache.clock()
         self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
         self.publish(now_s)
-        line = self._report.due(now_s, self._budgets)
+        line = self._report.due(now_s, self._pools)
         if line is not None:
             logger.info("marconi: %s", line)
 
@@ -173,14 +166,17 @@ class CacheStats:
     def status(self) -> Status:
         """The cache's contents and counts."""
         cache = self._cache
-        core, choice = cache.tree_core, cache.choice
-        hybrid, kv, slots = core.hybrid, cache.token_to_kv_pool_allocator, cache.state_slots
-        tree, counters, explains = hybrid.tree, hybrid.counters, cache.flags.explain
+        choice, hybrid = cache.choice, cache.tree_core.hybrid
+        tree, counters = hybrid.tree, hybrid.counters
+        missed = missed_s = None
+        if cache.flags.explain:
+            missed = {cause.value: num for cause, num in counters.num_missed_tokens.items()}
+            missed_s = {cause.value: round(each, 6) for cause, each in cache.explanations.missed_s.items()}
         return Status(
             eviction=choice.eviction,
             alpha=choice.alpha if choice.eviction == "marconi" else None,
-            kv_tokens=Use(kv.size, kv.available_size(), core.evictable_size()),
-            state_slots=Use(slots.size, slots.available_size(), core.mamba_evictable_size()),
+            kv_tokens=self._kv_tokens(),
+            state_slots=self._state_slots(),
             joint_bytes=cache.joint_bytes,
             kv_bytes_per_token=cache.costs.kv_bytes_per_token,
             state_bytes=cache.costs.state_bytes,
@@ -192,13 +188,9 @@ class CacheStats:
             num_health_checks=self.num_health_checks,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_hit_tokens=counters.num_hit_tokens,
-            explain="on" if explains else "off",
-            num_missed_tokens={cause.value: num for cause, num in counters.num_missed_tokens.items()}
-            if explains
-            else None,
-            missed_s={cause.value: round(each, 6) for cause, each in cache.explanations.missed_s.items()}
-            if explains
-            else None,
+            explain="on" if cache.flags.explain else "off",
+            num_missed_tokens=missed,
+            missed_s=missed_s,
             hits=dict(self.hits),
             num_states_written=counters.num_states_written,
             num_states_not_written=self.num_not_written,
@@ -226,8 +218,8 @@ class CacheStats:
         sizes = costs.kv_bytes_per_token, costs.state_bytes
         joint = cache.joint_bytes
         if joint is None:
-            kv, states = self._budgets()
-            memory = f"{kv.size} KV tokens of {sizes[0]} bytes, {states.size} state slots of {sizes[1]} bytes"
+            num_tokens, num_slots = cache.token_to_kv_pool_allocator.size, cache.state_slots.size
+            memory = f"{num_tokens} KV tokens of {sizes[0]} bytes, {num_slots} state slots of {sizes[1]} bytes"
         else:
             memory = f"{joint.size} bytes for KV tokens of {sizes[0]} bytes and states of {sizes[1]} bytes together"
         return (
@@ -242,13 +234,16 @@ class CacheStats:
             return f" (alpha {choice.alpha:g})"
         return "" if choice.ttft_budget_s is None else f" (first token within {1000 * choice.ttft_budget_s:g} ms)"
 
-    def _budgets(self) -> tuple[Budget, ...]:
+    def _kv_tokens(self) -> Use:
+        pool = self._cache.token_to_kv_pool_allocator
+        return Use(pool.size, pool.available_size(), self._cache.tree_core.evictable_size())
+
+    def _state_slots(self) -> Use:
+        pool = self._cache.state_slots
+        return Use(pool.size, pool.available_size(), self._cache.tree_core.mamba_evictable_size())
+
+    def _pools(self) -> dict[str, Use]:
         joint = self._cache.joint_bytes
         if joint is not None:
-            return (Budget("bytes of KV and states", used=joint.size - joint.free, size=joint.size),)
-        kv = self._cache.token_to_kv_pool_allocator
-        states = self._cache.state_slots
-        return (
-            Budget("KV tokens", used=kv.size - kv.available_size(), size=kv.size),
-            Budget("state slots", used=states.size - states.available_size(), size=states.size),
-        )
+            return {"bytes of KV and states": joint}
+        return {"KV tokens": self._kv_tokens(), "state slots": self._state_slots()}

@@ -18,15 +18,15 @@ from marconi.view.snapshot import hash_of
 class Trail:
     """The states of one request."""
 
-    __slots__ = ("_hash_of_serial", "_namespace", "_nodes")
+    __slots__ = ("_known", "_namespace", "_nodes")
 
     def __init__(self, namespace: int, resumed_from: Node) -> None:
         """Begin at the state that the request resumed from, or at the root."""
         self._namespace = namespace
         self._nodes = [resumed_from]
         """In rising depth."""
-        self._hash_of_serial: dict[int, int] | None = None
-        """None until somebody asks."""
+        self._known: tuple[int, int] | None = None
+        """The last hash, behind the serial number of its node; None until somebody asks."""
 
     def left(self, nodes: Sequence[Node]) -> None:
         """Add states that the request has left, in rising depth and beyond those before."""
@@ -40,7 +40,7 @@ class Trail:
     def num_tokens_to_hash(self) -> int:
         """Tokens that `hash` has to look at; 0 if it is known."""
         end = self._end()
-        return 0 if end is None or end.serial in (self._hash_of_serial or ()) else end.depth
+        return 0 if end is None or (self._known and self._known[0] == end.serial) else end.depth
 
     @property
     def hash(self) -> int | None:
@@ -48,12 +48,9 @@ class Trail:
         end = self._end()
         if end is None:
             return None
-        if self._hash_of_serial is None:
-            self._hash_of_serial = {}
-        known = self._hash_of_serial
-        if end.serial not in known:
-            known[end.serial] = hash_of(end, self._namespace)
-        return known[end.serial]
+        if self._known is None or self._known[0] != end.serial:
+            self._known = end.serial, hash_of(end, self._namespace)
+        return self._known[1]
 
     def _end(self) -> Node | None:
         return next((node for node in reversed(self._nodes) if node.parent is not None), None)
