@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from marconi.engine.plugin import upstream as of_engine
-from marconi.engine.plugin.touch import Group, resolve, signature_of
+from marconi.engine.plugin.touch import Group, resolve
 from marconi.engine.version import VERIFIED_SGLANG
 from marconi_cpu import upstream as of_cpu
 
@@ -278,6 +278,16 @@ def _fields(owner: Any) -> set[str]:
             fields.update(getattr(base, "__annotations__", ()))
             fields.update(re.findall(r"\bself\.(\w+)\s*(?::[^=\n]+)?=[^=]", inspect.getsource(base)))
     return fields
+
+
+def signature_of(target: str) -> str:
+    """Names, kinds and defaults of the parameters of the callable `target`, looking through our hooks.
+
+    Without annotations, whose text differs between versions of Python.
+    """
+    signature = inspect.signature(resolve(target))
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
 def snapshot() -> dict[str, str]:

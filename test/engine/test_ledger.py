@@ -13,7 +13,7 @@ import marconi.engine
 import marconi_cpu
 import marconi_cpu.demo
 from marconi.engine.plugin import upstream
-from marconi.engine.plugin.touch import Kind, Touch, is_hooked, resolve, signature_of
+from marconi.engine.plugin.touch import Kind, Touch, is_hooked, resolve
 
 from . import ledger
 
@@ -144,7 +144,7 @@ def test_a_signature_is_seen_through_our_hooks() -> None:
     load_plugins()
     (touch,) = (touch for touch in upstream.PLUGIN.touches if touch.kind is Kind.BEFORE)
     assert is_hooked(touch)
-    assert signature_of(touch.target) == "(self)"
+    assert ledger.signature_of(touch.target) == "(self)"
 
 
 def test_the_page_is_the_ledger() -> None:

@@ -2,10 +2,9 @@
 
 SGLang only logs a hook that fails, and an internal that moved shows as a wrong answer much later. So a hook must be
 found inside its target before anything is served (`require_hooked`), and the contract test holds the signature of each
-target (`signature_of`). While it serves, a hook without which SGLang could continue fails open (`faults.py`).
+target. While it serves, a hook without which SGLang could continue fails open (`faults.py`).
 """
 
-import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -89,16 +88,6 @@ def groups_of(path: Path) -> dict[str, Group]:
 def resolve(target: str) -> Any:
     """The object at the dotted path `target`; raises ImportError or AttributeError when there is none."""
     return pkgutil.resolve_name(target)
-
-
-def signature_of(target: str) -> str:
-    """Names, kinds and defaults of the parameters of the callable `target`, looking through our hooks.
-
-    Without annotations, whose text differs between versions of Python.
-    """
-    signature = inspect.signature(resolve(target))
-    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
 def is_hooked(touch: Touch) -> bool:
