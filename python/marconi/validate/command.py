@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from marconi.model import load
 from marconi.policy.request import Trace
@@ -17,7 +17,7 @@ from marconi.replay.progress import metered
 from marconi.replay.report import console_for_tables
 from marconi.replay.result import require_writable, write
 from marconi.validate.comparison import Comparison, Row
-from marconi.validate.prediction import Predicted, Prediction, Sent, replay_of
+from marconi.validate.prediction import Prediction, Sent, replay_of
 from marconi.validate.prompts import Prompts
 from marconi.validate.server import Refused, ServedCache, ServerClient
 
@@ -93,14 +93,16 @@ def _validate(args: argparse.Namespace) -> int:
         raise ValueError("the server does not say how many tokens its model knows: it runs another version of marconi")
     prompts = Prompts(trace, vocab_size)
     server.flush()
-    limits = Tolerances(args.max_new_tokens, cache.max_prompt_tokens)
-    sent, num_refused = _send(server, trace, prompts, limits, args.concurrency)
+    sent, num_refused = _send(server, trace, prompts, args, cache.max_prompt_tokens)
     _remark_others(server, ranks, len(sent))
     predicted = Prediction(replay_of(cache, flops), [each for _, _, each in sent]).run()
     tolerance = args.tolerance
     if tolerance is None and args.concurrency > 1:
         tolerance = DEFAULT_TOLERANCE_POINTS
-    rows = tuple(_row(*each, says) for each, says in zip(sent, predicted, strict=True))
+    rows = tuple(
+        Row(index, rid, len(each.prompt), each.answer.num_cached_tokens, each.answer.line, *says)
+        for (index, rid, each), says in zip(sent, predicted, strict=True)
+    )
     comparison = Comparison(server.address, args.trace, args.concurrency, tolerance, num_refused, rows)
     console = console_for_tables()
     console.print(comparison.table())
@@ -113,20 +115,13 @@ def _validate(args: argparse.Namespace) -> int:
     return 0 if comparison.agrees else 1
 
 
-class Tolerances(NamedTuple):
-    """Tokens that are sent, and asked for, at most."""
-
-    max_new_tokens: int
-    max_prompt_tokens: int | None
-
-
 def _send(
-    server: ServerClient, trace: Trace, prompts: Prompts, limits: Tolerances, concurrency: int
+    server: ServerClient, trace: Trace, prompts: Prompts, args: argparse.Namespace, max_prompt_tokens: int | None
 ) -> tuple[list[tuple[int, str, Sent]], int]:
     """Each request that the server has answered, by its position and `rid`, and how many it has refused.
 
-    At most `concurrency` at a time, in the trace's order; `ValueError` if it refuses all. A prompt that is too long is
-    not sent: the server would refuse it, and take a slot and a token for the error.
+    At most `args.concurrency` at a time, in the trace's order; `ValueError` if it refuses all. A prompt of more than
+    `max_prompt_tokens` is not sent: the server would refuse it, and take a slot and a token for the error.
     """
     run, lock = uuid.uuid4().hex[:8], threading.Lock()
     refused: list[str] = []
@@ -135,10 +130,10 @@ def _send(
         request, rid = trace.requests[index], f"{run}-{index}"
         with lock:
             prompt = prompts.of(index)
-        if limits.max_prompt_tokens is not None and len(prompt) > limits.max_prompt_tokens:
-            refused.append(f"request {index}: {len(prompt):,} tokens, at most {limits.max_prompt_tokens:,} are served")
+        if max_prompt_tokens is not None and len(prompt) > max_prompt_tokens:
+            refused.append(f"request {index}: {len(prompt):,} tokens, at most {max_prompt_tokens:,} are served")
             return None
-        num_output_tokens = max(min(request.num_output_tokens, limits.max_new_tokens), 1)
+        num_output_tokens = max(min(request.num_output_tokens, args.max_new_tokens), 1)
         try:
             answer = server.generate(rid, prompt, num_output_tokens, request.namespace)
         except Refused as error:
@@ -150,7 +145,7 @@ def _send(
 
     sent = []
     with metered("ask the server", len(prompts)) as meter:
-        for each in _in_turn(send, len(prompts), concurrency):
+        for each in _in_turn(send, len(prompts), args.concurrency):
             meter.advance(1)
             if each is not None:
                 sent.append(each)
@@ -178,16 +173,3 @@ def _remark_others(server: ServerClient, before: Sequence[dict[str, Any]], num_o
     num_others = sum(now[name] - then[name] for name in ("num_requests", "num_requests_uncached")) - num_own
     if num_others > 0:
         print(f"marconi: the server has served {num_others:,} requests of others meanwhile", file=sys.stderr)
-
-
-def _row(index: int, rid: str, sent: Sent, predicted: Predicted) -> Row:
-    answer = sent.answer
-    return Row(
-        index,
-        rid,
-        len(sent.prompt),
-        answer.num_cached_tokens,
-        answer.line,
-        predicted.num_cached_tokens,
-        predicted.line,
-    )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
+from typing import NamedTuple
 
 from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
 from marconi.engine.reports.moments import Moment
@@ -44,8 +45,7 @@ class Sent:
         return Request(pack([*ids, *output]), len(ids), len(output), num_tokens, began.at_s, namespace=self.namespace)
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
+class Predicted(NamedTuple):
     """The replay's answer on a request."""
 
     num_cached_tokens: int

@@ -15,8 +15,7 @@ from marconi.engine.launch.policies import JUDICIOUS
 from marconi.engine.reports.explain import EXPLAIN
 from marconi.engine.reports.moments import Steps
 from marconi.engine.reports.status import CacheSettings, Use
-from marconi.view.top import ask as ask_status
-from marconi.view.top import endpoint_of, fetch
+from marconi.view.top import address_of, ask, fetch
 
 FLUSH_TIMEOUT_S: Final = 30
 _ANSWER_TIMEOUT_S: Final = 1800.0
@@ -111,13 +110,12 @@ class ServerClient:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """Raise `ValueError` unless it is an HTTP address."""
-        self._status = endpoint_of(url)
-        self.address = self._status.removesuffix("/marconi")
+        self.address = address_of(url)
         self._api_key = api_key
 
     def ranks(self) -> list[dict[str, Any]]:
         """Ask `GET /marconi`; `ValueError` in one line for a server that is not there, or is none of ours."""
-        return ask_status(self._status, self._api_key)
+        return ask(self.address, self._api_key)
 
     def info(self) -> dict[str, Any]:
         """Ask `GET /server_info`."""

@@ -25,34 +25,35 @@ MAX_CAUSES = 5
 
 def watch(url: str, interval_s: float, console: Console, api_key: str | None = None) -> int:
     """Show the server at `url` until interrupted; `ValueError` in one line for what does not answer as one."""
-    endpoint = endpoint_of(url)
+    address = address_of(url)
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        for view in views(lambda: ask(endpoint, api_key), time.monotonic, lambda: time.sleep(interval_s)):
+        for view in views(lambda: ask(address, api_key), time.monotonic, lambda: time.sleep(interval_s)):
             live.update(view, refresh=True)
     return 0
 
 
 def show_once(url: str, console: Console, api_key: str | None = None) -> int:
     """Print what the server at `url` says now."""
-    console.print(page(ask(endpoint_of(url), api_key), None, 0.0))
+    console.print(page(ask(address_of(url), api_key), None, 0.0))
     return 0
 
 
-def endpoint_of(url: str) -> str:
-    """Where to ask the server at `url`; `ValueError` for what is no HTTP address."""
+def address_of(url: str) -> str:
+    """The address of the server at `url`, without a path; `ValueError` for what is no HTTP address."""
     address = url if "//" in url else f"http://{url}"
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(f"the address of a server must be http://HOST:PORT, got {url!r}")
-    return f"{parts.scheme}://{parts.netloc}/marconi"
+    return f"{parts.scheme}://{parts.netloc}"
 
 
-def ask(endpoint: str, api_key: str | None = None) -> list[dict[str, Any]]:
+def ask(address: str, api_key: str | None = None) -> list[dict[str, Any]]:
     """The status of every rank; `ValueError` in one line for a server that is not there or has none."""
+    endpoint = f"{address}/marconi"
     try:
         answer = json.loads(fetch(endpoint, api_key))
     except urllib.error.HTTPError as error:
-        address, reason = endpoint.removesuffix("/marconi"), _reason(error)
+        reason = _reason(error)
         _refuse_router(address, api_key, error.code)
         if error.code == HTTPStatus.NOT_FOUND and reason is None:
             raise ValueError(
