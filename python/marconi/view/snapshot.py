@@ -83,10 +83,7 @@ def hash_of(node: Node, namespace: int) -> int:
     while node.parent is not None:
         keys.append(node.key)
         node = node.parent
-    found = _start(namespace)
-    for key in reversed(keys):
-        found = crc32(key, found)
-    return found
+    return prefix_hash(b"".join(reversed(keys)), namespace)
 
 
 class PrefixHashes:
@@ -108,12 +105,9 @@ class PrefixHashes:
             above = above.parent
         found = 0 if above is None else self.known[above.serial]
         for each in reversed(missing):
-            found = _start(self._namespace_of(each)) if each.parent is None else crc32(each.key, found)
+            found = _start(self._tree.path_to(each)[1]) if each.parent is None else crc32(each.key, found)
             self.known[each.serial] = found
         return found
-
-    def _namespace_of(self, root: Node) -> int:
-        return next((name for name, each in self._tree.roots.items() if each is root), 0)
 
 
 class Walk:

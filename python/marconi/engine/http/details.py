@@ -20,5 +20,5 @@ def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
         told[EXPLAIN] = dumps(notes.explained, notes.steps)
         # Without a salt of its own, a prompt may be beside anybody's.
         if notes.explained.diverged is not None and req.cache_salt:
-            told[diverged.DIVERGED] = diverged.dumps(notes.explained.diverged)
+            told[diverged.DIVERGED] = json.dumps(diverged.as_dict(notes.explained.diverged))
     return {**(details or {"device": 0, "host": 0}), **told} if told else details

@@ -32,11 +32,6 @@ def as_dict(diverged: Divergence) -> dict[str, Any]:
     return {"position": diverged.position, **{side: _ids(getattr(diverged, side)) for side in _SIDES}}
 
 
-def dumps(diverged: Divergence) -> str:
-    """The same as JSON: the values of `cached_tokens_details` are numbers and strings."""
-    return json.dumps(as_dict(diverged))
-
-
 def before_handle_batch_output(manager: Any, recv_obj: "BatchStrOutput") -> None:
     """Before `TokenizerManager._handle_batch_output`: takes the tokens out before SGLang logs details."""
     for rid, details in zip(recv_obj.rids, recv_obj.cached_tokens_details or (), strict=False):

@@ -153,18 +153,13 @@ def _eviction(text: str) -> PolicySpec:
     return spec
 
 
-def _finite(kind: type[int] | type[float], text: str) -> float:
-    """The number that `text` spells, or NaN, for which no comparison holds."""
+def _at_least_0(kind: type[int] | type[float], unit: str, text: str) -> float:
     try:
         number = kind(text)
     except ValueError:
-        return math.nan
-    return number if -math.inf < number < math.inf else math.nan
-
-
-def _at_least_0(kind: type[int] | type[float], unit: str, text: str) -> float:
-    number = _finite(kind, text)
-    if not number >= 0:
+        number = -1
+    # No comparison holds for what is no number.
+    if not 0 <= number < math.inf:
         raise ValueError(f"must be a number of {unit}, at least 0, got {text!r}")
     return number
 

@@ -228,11 +228,6 @@ def checkpoints_of(states: Any) -> Any:
     return getattr(states, "mamba_ckpt_pool", None)
 
 
-def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
-    """The bytes of a KV pool: pools with keys and values apart tell two sizes, latent-attention pools one."""
-    return kv_size_bytes if isinstance(kv_size_bytes, int) else sum(kv_size_bytes)
-
-
 def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
     """Costs of a token's KV and of a state in the pools, and what a prefix saves by the model's configuration."""
     kv, states = params.token_to_kv_pool_allocator, params.req_to_token_pool
@@ -245,5 +240,7 @@ def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
         state_bytes = sum(pool[:, 0].nbytes for pool in (pools.temporal, *pools.conv))
     else:
         state_bytes = checkpoints.mem_usage_bytes() // (checkpoints.num_slots + 1)
-    kv_bytes = int(total_bytes(kv.get_kvcache().get_kv_size_bytes())) // (kv.size + params.page_size)
+    # Pools with keys and values apart tell two sizes, latent-attention pools one.
+    sizes = kv.get_kvcache().get_kv_size_bytes()
+    kv_bytes = int(sum(sizes) if isinstance(sizes, tuple) else sizes) // (kv.size + params.page_size)
     return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes, 1))

@@ -93,7 +93,6 @@ class StatsSource(Protocol):
     @property
     def state_slots(self) -> Any:
         """SGLang's allocator of the slots that hold the tree's states."""
-        ...
 
     def clock(self) -> float:
         """Seconds."""
@@ -101,22 +100,18 @@ class StatsSource(Protocol):
     @property
     def host_use(self) -> HostUse | None:
         """The host tier; None without one."""
-        ...
 
     @property
     def store_use(self) -> StoreUse | None:
         """The store behind the host; None without one."""
-        ...
 
     @property
     def joint_bytes(self) -> Use | None:
         """Bytes of the one pool; None where KV and states have pools of their own."""
-        ...
 
     @property
     def settings(self) -> CacheSettings:
         """The settings that decide what is cached, beside the pools."""
-        ...
 
 
 class CacheStats:

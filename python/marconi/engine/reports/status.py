@@ -152,14 +152,11 @@ class Status:
     why_not_planned: str | None = None
     """Why planning of states inside prefills stopped; None while it works, or if it never started."""
     split: str | None = None
-    """How the server divided memory itself, and why; None where a flag divided it."""
     events: EventsStatus | None = None
-    """None without events."""
     host: HostUse | None = None
     store: StoreUse | None = None
     """None without a host tier."""
     explain: str = "on"
-    """Whether misses have causes, on or off."""
 
     @property
     def hit_rate(self) -> float:
