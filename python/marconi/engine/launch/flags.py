@@ -8,7 +8,7 @@ demonstrations and consumers of their own set is a variable alone.
 import argparse
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
@@ -122,7 +122,7 @@ def _env(option: str) -> str:
     return option.removeprefix("--").replace("-", "_").upper()
 
 
-def _choice(values: Collection[str]) -> tuple[str, Callable[[str], Any]]:
+def _choice(values: Iterable[str]) -> tuple[str, Callable[[str], Any]]:
     """The metavar and the reader of one of `values`; the reader gives what a mapping holds for it, or itself."""
     known = values if isinstance(values, Mapping) else {each: each for each in values}
 
