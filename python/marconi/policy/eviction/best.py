@@ -48,7 +48,7 @@ moves what comes after it: at once, as long as a class has no more than some 10,
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -62,7 +62,8 @@ from marconi.policy.request import Lease
 
 MAX_RERANKS: Final = 4
 LEVELS_PER_OCTAVE: Final = 3
-level_of: Final = Octaves(LEVELS_PER_OCTAVE, least=1e-30).step
+_LEVELS: Final = Octaves(LEVELS_PER_OCTAVE, least=1e-30)
+level_of: Final = _LEVELS.step
 """The level of a worth at an index of 1."""
 
 _SLACK: Final = 1e-9
@@ -273,9 +274,7 @@ class AgeingClasses:
             peaks = [index.index(max(index)) for index in self._index]
             self._rises_until_s = [2.0 ** (peak - 0.5) if peak else 0.0 for peak in peaks]
         if self._changed:
-            for found in self._changed:
-                self._look_at(found, now_s)
-            self._changed.clear()
+            self._look_at_changed(now_s)
         if is_new or now_s < self._now_s:
             self._floor = math.inf
             for found in self._rows:
@@ -288,24 +287,28 @@ class AgeingClasses:
         self._worths = _weigh(self._pieces, now_s)
         self._now_s = now_s
 
-    def _look_at(self, found: _Class, now_s: float) -> None:
-        if not found.entries:
-            if found.row >= 0:
-                self._remove_row(found)
-            return
-        oldest = found.entries[0]
-        if oldest is not found.head:
-            found.head = oldest
-            if found.row < 0:
-                found.row = len(self._rows)
-                self._rows.append(found)
-                self._pieces.append(self._piece(found, now_s))
-                self._worths += _weigh(self._pieces[-1:], now_s)
-                self._bound(found)
-            else:
-                self._pieces[found.row] = self._piece(found, now_s)
-                (self._worths[found.row],) = _weigh([self._pieces[found.row]], now_s)
-            self._until_s = min(self._until_s, found.until_s)
+    def _look_at_changed(self, now_s: float) -> None:
+        rows, pieces, worths = self._rows, self._pieces, self._worths
+        for found in self._changed:
+            entries = found.entries
+            if not entries:
+                if found.row >= 0:
+                    self._remove_row(found)
+            elif entries[0] is not found.head:
+                found.head = entries[0]
+                piece = self._piece(found, now_s)
+                since_s, index, rise, lower, level = piece
+                worth = index + rise * (math.log2(now_s - since_s) + 0.5 - lower) + level
+                if found.row < 0:
+                    found.row = len(rows)
+                    rows.append(found)
+                    pieces.append(piece)
+                    worths.append(worth)
+                    self._bound(found)
+                else:
+                    pieces[found.row], worths[found.row] = piece, worth
+                self._until_s = min(self._until_s, found.until_s)
+        self._changed.clear()
 
     def _remove_row(self, found: _Class) -> None:
         last, piece, worth = self._rows.pop(), self._pieces.pop(), self._worths.pop()
@@ -381,7 +384,7 @@ class BestEviction(Eviction):
     def update(self, node: NodeView) -> None:
         """Rank `node` with the present forecast."""
         stratum, weight = self.forecast.standing(node, self.forecast.now_s)
-        costs, saved_by = self._costs, self._saved
+        costs, saved_by, bounds = self._costs, self._saved, _LEVELS.bounds
         for need, classes in self._classes.items():
             if need is Need.KV and node.num_children:
                 classes.discard(node)
@@ -390,8 +393,9 @@ class BestEviction(Eviction):
             if need is not Need.STATE:
                 num_bytes += node.freed_tokens * costs.kv_bytes_per_token
             saved = node.depth - node.checkpoint_depth_above if saved_by is None else saved_by(node, need)
-            # What costs nothing to hold counts as one byte.
-            classes.put(node, stratum, level_of(weight * saved / max(num_bytes, 1)))
+            # What costs nothing to hold counts as one byte. The level is `level_of` without a call for each rank.
+            level = _LEVELS.first + bisect_right(bounds, weight * saved / (num_bytes or 1))
+            classes.put(node, stratum, level)
 
     def discard(self, node: NodeView) -> None:
         """Forget its rank; what is not in use, waited for, leaving, set aside or in another tier has lost its state."""

@@ -19,16 +19,16 @@ Rules and tiers are built from two parts:
   half. All operations are amortised O(log n).
 - `Octaves`, logarithms in whole steps that are the same on every processor: step(x) = floor(log2(x) * steps per
   octave). What ranks order by must not hang on the last bit of a logarithm, which libraries and processors round
-  differently, so bounds are compared and nothing is rounded.
+  differently, so a number is looked up among the bounds of all steps and nothing is rounded.
 """
 
 import heapq
 import math
+import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
-from math import frexp
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -47,45 +47,50 @@ class Octaves:
     The bounds within an octave are the powers of two to 28 digits, as floats; a power of two itself is exact.
     """
 
-    __slots__ = ("_bounds", "_least", "_num_steps")
+    __slots__ = ("bounds", "first")
 
     def __init__(self, steps_per_octave: int, least: float) -> None:
         """Numbers below `least`, which is above 0, count as that."""
-        self._num_steps = steps_per_octave
-        self._least = least
-        self._bounds = [
-            float(Decimal(2) ** (Decimal(step) / steps_per_octave - 1)) for step in range(1, steps_per_octave)
+        _, exponent = math.frexp(least)
+        within = [float(Decimal(2) ** (Decimal(step) / steps_per_octave - 1)) for step in range(steps_per_octave)]
+        bounds = [
+            math.ldexp(bound, octave) for octave in range(exponent, sys.float_info.max_exp + 1) for bound in within
         ]
+        num_below = bisect_right(bounds, least)
+        self.bounds = bounds[num_below:]
+        """The least number of each step beyond the first, rising."""
+        self.first = (exponent - 1) * steps_per_octave + num_below - 1
+        """The step of `least`."""
 
     def step(self, number: float) -> int:
-        """The step of a number."""
-        mantissa, exponent = frexp(max(number, self._least))
-        return (exponent - 1) * self._num_steps + bisect_right(self._bounds, mantissa)
+        """The step of a finite number."""
+        return self.first + bisect_right(self.bounds, number)
 
 
 class VictimQueue:
     """Nodes in rising order of (key, serial)."""
 
-    __slots__ = ("_entries", "_heap", "_run")
+    __slots__ = ("_heap", "_run", "entries")
 
     def __init__(self) -> None:
-        self._entries: dict[NodeView, Entry] = {}
+        self.entries: dict[NodeView, Entry] = {}
+        """The entry of each node, in no order; empty if there is none."""
         self._run: deque[Entry] = deque()
         """In rising order."""
         self._heap: list[Entry] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __iter__(self) -> Iterator[NodeView]:
-        return iter(self._entries)
+        return iter(self.entries)
 
     def __contains__(self, node: NodeView) -> bool:
-        return node in self._entries
+        return node in self.entries
 
     def put(self, node: NodeView, key: Key) -> None:
         """Add `node`, or move it to `key`."""
-        entries, run = self._entries, self._run
+        entries, run = self.entries, self._run
         old = entries.get(node)
         if old is not None and old[0] == key:
             return
@@ -101,7 +106,7 @@ class VictimQueue:
 
     def discard(self, node: NodeView) -> None:
         """Remove `node` if it is there."""
-        self._entries.pop(node, None)
+        self.entries.pop(node, None)
 
     def first(self) -> NodeView | None:
         """The node with the lowest key."""
@@ -110,7 +115,7 @@ class VictimQueue:
 
     def keys(self, nodes: Sequence[NodeView]) -> Floats:
         """The keys of `nodes`, a row each; nan for those that are not there."""
-        get = self._entries.get
+        get = self.entries.get
         found = [get(node) for node in nodes]
         absent = next((_absent(entry[0]) for entry in found if entry is not None), math.nan)
         keys = np.array([absent if entry is None else entry[0] for entry in found], np.float64)
@@ -118,7 +123,7 @@ class VictimQueue:
 
     def first_entry(self) -> Entry | None:
         """The lowest key, the serial and the node of it."""
-        entries, run, heap = self._entries, self._run, self._heap
+        entries, run, heap = self.entries, self._run, self._heap
         while run and entries.get(run[0][2]) is not run[0]:
             run.popleft()
         while heap and entries.get(heap[0][2]) is not heap[0]:
@@ -128,7 +133,7 @@ class VictimQueue:
         return heap[0] if not run or heap[0] < run[0] else run[0]
 
     def _drop_forgotten(self) -> None:
-        entries = self._entries
+        entries = self.entries
         self._run = deque(entry for entry in self._run if entries.get(entry[2]) is entry)
         self._heap = [entry for entry in self._heap if entries.get(entry[2]) is entry]
         heapq.heapify(self._heap)
@@ -172,7 +177,7 @@ class _Tier:
     def first(self, need: Need) -> NodeView | None:
         """The first that helps `need`."""
         queue = self.leaves if need is Need.KV else self.all
-        return queue.first() if queue else None
+        return queue.first() if queue.entries else None
 
 
 class _Leaving(_Tier):
@@ -255,7 +260,7 @@ class Order(Eviction):
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The first of the first tier that has any."""
-        found = self._leaving.first(need) or self.next_to_leave(need, now_s)
+        found = self._leaving.first(need) or self.rule.victim(need, now_s) or self._beyond_scope.first(need)
         return found or self._aside.first(need) or self._awaited.first(need)
 
     def next_to_leave(self, need: Need, now_s: float) -> NodeView | None:
@@ -286,7 +291,7 @@ class Order(Eviction):
     @property
     def num_awaited(self) -> int:
         """States that waiting requests would start from, and that are evicted after all others."""
-        return len(self._awaited.all)
+        return len(self._awaited.all.entries)
 
     def kept_instead(self, victim: NodeView, need: Need) -> tuple[NodeView, float] | None:
         """The rule's answer for a state that it ranks, else None."""

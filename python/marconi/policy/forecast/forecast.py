@@ -231,7 +231,8 @@ class Forecast:
         left = end_below(last) if last.left_by is not None and self.turns.distance(lease) is not None else None
         for used in (lease.match.ghost, lease.match.source, left):
             if used is not None:
-                self._lives.end(used.serial, now_s, used=True)
+                if used.serial in self._lives.going_on:
+                    self._lives.end(used.serial, now_s, used=True)
                 if used.serial in self._traits:
                     self._traits.move_to_end(used.serial)
 
@@ -266,10 +267,11 @@ class Forecast:
 
     def gone(self, node: NodeView, now_s: float) -> None:
         """The state of `node` is evicted; of an end the ghost will show whether it is missed."""
-        self._waypoints.pop(node.serial, None)
-        self._branches.discard(node.serial)
-        if node.num_children:
-            self._lives.end(node.serial, now_s)
+        serial = node.serial
+        self._waypoints.pop(serial, None)
+        self._branches.discard(serial)
+        if serial in self._lives.going_on and node.num_children:
+            self._lives.end(serial, now_s)
 
     def standing(self, node: NodeView, now_s: float) -> tuple[int, float]:
         """The stratum of a held state and the weight of its rate.
@@ -281,7 +283,7 @@ class Forecast:
         traits = self._traits.get(serial, _NO_TRAITS)
         levels = traits.levels
         if left_by is not None and left_by.is_open:
-            below = node.state_below
+            below = node.state_below if node.num_children else None
             is_last = below is None or below.left_by is not left_by
             share = self.turns.share(left_by, node.depth, None if is_last or below is None else below.depth)
             stratum = traits.rhythm

@@ -52,7 +52,7 @@ has saved is a loss all the same.
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -81,6 +81,8 @@ _MIN_SEEN: Final = 2
 _MAX_STEPS: Final = 64
 _GONE_ON, _LEFT = 0, 1
 
+_KeyT = TypeVar("_KeyT")
+
 
 class Turns:
     """Counts where paths are left, and says where the next one will be."""
@@ -103,15 +105,7 @@ class Turns:
         if left_by is None or distance is None:
             return None
         self._observe_closing(end_below(lease.match.last), distance)
-        key = lease.request.namespace, left_by.went_on
-        window = self._of.get(key)
-        if window is None:
-            window = self._of[key] = _Window()
-            if len(self._of) > MAX_NAMESPACES:
-                self._of.popitem(last=False)
-        else:
-            self._of.move_to_end(key)
-        window.add(distance)
+        _counted(self._of, (lease.request.namespace, left_by.went_on), MAX_NAMESPACES).add(distance)
         self._all[left_by.went_on].add(distance)
         return distance
 
@@ -144,7 +138,9 @@ class Turns:
             closings = self._closings.get(left_by.closing)
             if closings is not None and len(closings.last) >= MIN_CLOSINGS:
                 return closings.counts.get(_GONE_ON, 0) / len(closings.last)
-        return self._window(left_by.namespace, left_by.went_on).share(nearest, furthest)
+        window = self._window(left_by.namespace, left_by.went_on)
+        share = window.shares.get((nearest, furthest))
+        return window.share(nearest, furthest) if share is None else share
 
     def prompt_end(self, lease: Lease, closing: int = NO_CLOSING) -> LeftBy:
         """The note that a request puts on the states that it leaves."""
@@ -232,11 +228,7 @@ class Turns:
         """Count the closing of the answer that was continued, or of the last one below where its prompt was left."""
         if end.left_by is None or end.left_by.closing == NO_CLOSING or (distance and end.children):
             return
-        window = self._closings.setdefault(end.left_by.closing, _Window())
-        self._closings.move_to_end(end.left_by.closing)
-        window.add(_LEFT if distance else _GONE_ON)
-        if len(self._closings) > MAX_CLOSINGS:
-            self._closings.popitem(last=False)
+        _counted(self._closings, end.left_by.closing, MAX_CLOSINGS).add(_LEFT if distance else _GONE_ON)
 
 
 def end_below(last: Node) -> Node:
@@ -277,30 +269,30 @@ def _by_gain(distances: Sequence[int], lease: Lease, window: "_Window") -> list[
 class _Window:
     """The last distances, or what became of the last answers, and how often each is among them."""
 
-    __slots__ = ("_shares", "counts", "last")
+    __slots__ = ("counts", "last", "shares")
 
     def __init__(self) -> None:
         self.last: deque[int] = deque()
         self.counts: dict[int, int] = {}
-        self._shares: dict[tuple[int, int], float] = {}
+        self.shares: dict[tuple[int, int], float] = {}
         """Shares by (nearest, furthest), cached until the next count."""
 
     def share(self, nearest: int, furthest: int) -> float:
         """The share of distances beyond `nearest` and up to `furthest`, with what is assumed."""
-        share = self._shares.get((nearest, furthest))
+        share = self.shares.get((nearest, furthest))
         if share is None:
             num = num_all = 0.0
             for counts in (self.counts, _UNKNOWN):
                 for distance, count in counts.items():
                     num_all += count
                     num += count * (nearest < distance <= furthest)
-            share = self._shares[nearest, furthest] = num / num_all
+            share = self.shares[nearest, furthest] = num / num_all
         return share
 
     def add(self, distance: int) -> None:
         """One more; the oldest of a full window is dropped."""
         counts = self.counts
-        self._shares.clear()
+        self.shares.clear()
         self.last.append(distance)
         counts[distance] = counts.get(distance, 0) + 1
         if len(self.last) > WINDOW:
@@ -308,6 +300,18 @@ class _Window:
             counts[oldest] -= 1
             if not counts[oldest]:
                 del counts[oldest]
+
+
+def _counted(windows: OrderedDict[_KeyT, _Window], key: _KeyT, max_windows: int) -> _Window:
+    """The window of `key`, from now on the latest used; for a new one the longest unused of too many is forgotten."""
+    window = windows.get(key)
+    if window is None:
+        window = windows[key] = _Window()
+        if len(windows) > max_windows:
+            windows.popitem(last=False)
+    else:
+        windows.move_to_end(key)
+    return window
 
 
 WINDOW_REQUESTS: Final = 2048
