@@ -19,7 +19,7 @@ NUM_STATES = 14
 def facts(tree: RadixTree) -> dict[Node, tuple[int, int, int]]:
     """What a rule reads of every evictable node: it is in the table only while it is evictable."""
     return {
-        node: (node.freed_tokens, node.checkpoint_depth_above, node.num_children)
+        node: (node.count_freed_tokens(), node.checkpoint_depth_above, len(node.live_children))
         for node in tree.nodes()
         if node.has_state and not node.num_locks
     }

@@ -189,7 +189,7 @@ def test_the_host_holds_what_was_copied_whatever_the_device_does(max_ghosts: int
 
 
 def keep_dead_kv(host: HostCopies, copy: HostCopy) -> Freed:
-    copy.is_held = False
+    copy.node.has_copy = False
     host.num_states -= 1
     host.use(copy)
     return Freed(0, 1)

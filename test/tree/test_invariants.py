@@ -70,6 +70,7 @@ def lives_below_a_ghost(tree: RadixTree) -> None:
     ghost, leaf = at(tree, "abxy"), at(tree, "abcd")
     del at(tree, "ab").children[leaf.key[:ID_BYTES]]
     del at(tree, "ab").live_children[leaf]
+    at(tree, "ab").num_children -= 1
     ghost.children, ghost.live_children = {leaf.key[:ID_BYTES]: leaf}, {leaf: None}
     leaf.parent = ghost
     leaf.depth = ghost.depth + 2
@@ -77,6 +78,14 @@ def lives_below_a_ghost(tree: RadixTree) -> None:
 
 def state_above_mistaken(tree: RadixTree) -> None:
     at(tree, "abcd").checkpoint_depth_above += 1
+
+
+def number_of_live_children_stale(tree: RadixTree) -> None:
+    at(tree, "ab").num_children += 1
+
+
+def freed_tokens_stale(tree: RadixTree) -> None:
+    at(tree, "abcd").freed_tokens -= 1
 
 
 def locked_without_a_state(tree: RadixTree) -> None:
@@ -144,6 +153,8 @@ def ghost_older_than_what_is_below_it(tree: RadixTree) -> None:
         (depth_is_wrong, "depth and span disagree"),
         (lives_below_a_ghost, "lives below a ghost"),
         (state_above_mistaken, "depth of the state above"),
+        (number_of_live_children_stale, "number of live children"),
+        (freed_tokens_stale, "tokens that its eviction frees"),
         (locked_without_a_state, "locked without a state"),
         (leaf_without_a_state, "dead KV"),
         (not_merged_into_its_only_child, "not merged into its only child"),

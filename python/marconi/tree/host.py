@@ -62,8 +62,8 @@ class HostCopies:
 
     def _hold(self, node: Node) -> HostCopy:
         copy = node.host_copy = node.host_copy or HostCopy(node)
-        self.num_states += not copy.is_held
-        copy.is_held = True
+        self.num_states += not node.has_copy
+        node.has_copy = True
         above = node
         made: list[Node] = []
         while above.parent is not None and not above.is_hosted:
@@ -113,9 +113,9 @@ class HostCopies:
     def drop(self, copy: HostCopy) -> Freed:
         """Free a copy and the KV that no other needs."""
         node, tree = copy.node, self._tree
-        assert copy.is_held, f"{copy} is dropped already"
+        assert node.has_copy, f"{copy} is dropped already"
         assert not copy.num_locks, f"{copy} is locked"
-        copy.is_held, copy.leaving = False, None
+        node.has_copy, copy.leaving = False, None
         self.num_states -= 1
         self._changed.append(copy)
         if self._memory is not None:

@@ -50,6 +50,7 @@ def check_invariants(tree: RadixTree) -> None:
 def _check_children(node: Node) -> None:
     live = {child for child in node.children.values() if child.is_live}
     assert node.live_children.keys() == live, f"{node}: live children"
+    assert not node.is_live or node.num_children == len(live), f"{node}: number of live children"
     for first_unit, child in node.children.items():
         assert child.parent is node, f"{child}: its parent does not know it"
         assert child.key.startswith(first_unit), f"{child}: held under another unit"
@@ -78,6 +79,7 @@ def _check_live(node: Node) -> None:
     if node.has_state:
         above = node.state_above
         assert node.checkpoint_depth_above == (0 if above is None else above.depth), f"{node}: depth of the state above"
+        assert node.freed_tokens == node.count_freed_tokens(), f"{node}: tokens that its eviction frees"
         return
     assert node.num_children, f"{node}: dead KV"
     (first, *others) = node.children.values()
@@ -89,6 +91,7 @@ def _check_hosted(node: Node) -> None:
     assert node.parent is not None
     hosted = {child for child in node.children.values() if child.is_hosted}
     assert set(node.hosted_children or ()) == hosted, f"{node}: hosted children"
+    assert not node.has_copy or node.host_copy is not None, f"{node}: a copy that is no object"
     if node.is_hosted:
         assert node.parent.is_hosted or node.parent.parent is None, f"{node}: hosted below one that is not"
         assert node.has_copy or hosted, f"{node}: dead KV on the host"

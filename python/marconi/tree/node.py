@@ -100,6 +100,8 @@ class Node:
         "children",
         "depth",
         "first_waiting",
+        "freed_tokens",
+        "has_copy",
         "has_state",
         "held_since_s",
         "host_copy",
@@ -112,6 +114,7 @@ class Node:
         "leaving",
         "left_by",
         "live_children",
+        "num_children",
         "num_hits",
         "num_locks",
         "parent",
@@ -131,13 +134,19 @@ class Node:
         """Live nodes and ghosts, by the first unit of their span."""
         self.live_children: dict[Node, None] = NONE_BELOW
         """Those of `children` that are live: of a prefix that many came through most are ghosts."""
+        self.num_children = 0
+        """Live children."""
         self.is_live = True
         self.has_state = False
         """Whether a recurrent state for exactly `depth` tokens is held."""
         self.checkpoint_depth_above = 0
         """With a state, the depth in tokens of the nearest shallower one on the path; 0 if there is none."""
+        self.freed_tokens = 0
+        """With a state, tokens of KV that its eviction frees: its span and what becomes dead above; 0 with children."""
         self.is_hosted = False
         """Whether the host holds a copy of the KV of its span."""
+        self.has_copy = False
+        """Whether the host holds its state, too."""
         self.host_copy: HostCopy | None = None
         """The copy of its state on the host, held or not; None as long as there was none."""
         self.hosted_children: dict[Node, None] | None = None
@@ -164,11 +173,6 @@ class Node:
         """The last request that left a state here near the end of its prompt or beyond it."""
 
     @property
-    def num_children(self) -> int:
-        """Live children."""
-        return len(self.live_children)
-
-    @property
     def num_proven_children(self) -> int:
         """Children but ends that were passed over, as far as a tier holds them: 0, 1, or 2 for several."""
         num_proven = 0
@@ -185,11 +189,6 @@ class Node:
     def is_passed_over(self) -> bool:
         """True if no request has resumed from the state, and its prompt was continued from another one."""
         return self.left_by is not None and not self.left_by.is_open and not self.num_hits
-
-    @property
-    def has_copy(self) -> bool:
-        """Whether the host holds its state, too."""
-        return self.host_copy is not None and self.host_copy.is_held
 
     @property
     def state_above(self) -> "Node | None":
@@ -209,13 +208,12 @@ class Node:
                 return node
         return None
 
-    @property
-    def freed_tokens(self) -> int:
-        """Tokens whose KV the node's eviction frees: its span and what becomes dead above, or none below a child."""
+    def count_freed_tokens(self) -> int:
+        """`freed_tokens`, counted anew."""
         if self.live_children:
             return 0
         node = self.parent
-        while node is not None and node.parent is not None and len(node.live_children) == 1 and not node.has_state:
+        while node is not None and node.parent is not None and node.num_children == 1 and not node.has_state:
             node = node.parent
         return self.depth - (0 if node is None else node.depth)
 
@@ -249,18 +247,22 @@ class Node:
 class HostCopy:
     """A state on the host, as a rule that ranks it sees it. Depths and counts are in tokens, times in seconds."""
 
-    __slots__ = ("is_held", "leaving", "node", "num_locks", "stored_as")
+    __slots__ = ("leaving", "node", "num_locks", "stored_as")
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.is_held = False
-        """False before it is made and once it is dropped; a node has one object for all its copies."""
+        """It has this one object for all its copies."""
         self.num_locks = 0
         """Loads and writes that read it."""
         self.leaving: int | None = None
         """Its place among those that are dropped before all others; None if it is not one of them."""
         self.stored_as: str | None = None
         """Hash of its path in a store behind the host, once it was written there; it may be dropped since."""
+
+    @property
+    def is_held(self) -> bool:
+        """False before it is made and once it is dropped."""
+        return self.node.has_copy
 
     @property
     def serial(self) -> int:

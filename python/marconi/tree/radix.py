@@ -175,7 +175,7 @@ class RadixTree:
                     best = node
                 elif not node.is_live:
                     ghost = node
-                if node.host_copy is not None and node.host_copy.is_held:
+                if node.has_copy:
                     hosted = node
         return Match(best, known if live < 0 else live, known, diverges, left, ghost, last, hosted)
 
@@ -204,8 +204,10 @@ class RadixTree:
         position = 0
         made: list[Node] = []
         for depth in checkpoints:
-            target = self.offset(depth - before) if depth > before else 0
-            if target <= position or target > len(path):
+            num_units, rest = divmod(depth - before, self.unit_tokens)
+            target = num_units * unit_bytes
+            if rest or not position < target <= len(path):
+                self.offset(depth)
                 raise ValueError(f"checkpoints must rise within the path, got one at {depth} tokens")
             while position < target:
                 child = node.children.get(path[position : position + unit_bytes])
@@ -215,7 +217,8 @@ class RadixTree:
                     end = position + len(child.key)
                     if not child.is_live:
                         self._revive(child)
-                    self._merge_upward(node)
+                    if not node.has_state:
+                        self._merge_upward(node)
                 node, position = child, end
             made.append(node)
             if not node.has_state:
@@ -271,16 +274,21 @@ class RadixTree:
             above = self._to_ghost(above)
         assert above is not None
         above.last_pass_s = max(last_pass_s, above.last_pass_s)
+        if above.has_state:
+            above.freed_tokens = above.count_freed_tokens()
         self._changed.append(above)
         self._note_nearest_above(above)
-        self._note_only_leaf(above)
+        if above.num_children == 1 and above.parent is not None and not above.has_state:
+            self._note_only_leaf(next(iter(above.live_children)))
         self.tidy(above)
         return Freed(num_tokens - self.num_tokens, 1)
 
     def tidy(self, node: Node) -> None:
         """Merge a node below which something was evicted, and forget ghosts that are too many."""
-        self._merge_upward(node)
-        self._forget_namespace(node)
+        if node.parent is None:
+            self._forget_namespace(node)
+        elif not node.has_state:
+            self._merge_upward(node)
         self._forget_ghosts()
 
     # Structure
@@ -337,7 +345,7 @@ class RadixTree:
         if node.is_live:
             del parent.live_children[node]
             parent.live_children[upper] = None
-            upper.live_children = {node: None}
+            upper.live_children, upper.num_children = {node: None}, 1
             self.num_nodes += 1
             self._changed.append(node)
             if self.memory is not None:
@@ -348,12 +356,15 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         assert parent.is_live
-        if len(parent.live_children) == 1:
-            self._note_only_leaf(parent)
+        only_child = next(iter(parent.live_children)) if parent.num_children == 1 else None
         node.is_live = True
         if not parent.live_children:
             parent.live_children = {}
         parent.live_children[node] = None
+        parent.num_children += 1
+        parent.freed_tokens = 0
+        if only_child is not None and parent.parent is not None and not parent.has_state:
+            self._note_only_leaf(only_child)
         self.num_tokens += node.depth - parent.depth
         self.num_nodes += 1
         self._changed.append(parent)
@@ -369,6 +380,7 @@ class RadixTree:
         if not node.children:
             node.children = NONE_BELOW
         del parent.live_children[node]
+        parent.num_children -= 1
         self.num_tokens -= node.depth - parent.depth
         self.num_nodes -= 1
         self._changed.append(node)
@@ -418,6 +430,7 @@ class RadixTree:
             self._note_nearest_below(node, node.depth)
         above = self._note_nearest_above(node)
         node.checkpoint_depth_above = 0 if above is None else above.depth
+        node.freed_tokens = node.count_freed_tokens()
 
     def _merge_upward(self, node: Node) -> None:
         """Merge a live node without a state into its only child, if that is live; the child keeps its identity.
@@ -479,13 +492,16 @@ class RadixTree:
             below = stack.pop()
             if below.has_state:
                 below.checkpoint_depth_above = depth
+                if not below.num_children:
+                    below.freed_tokens = below.count_freed_tokens()
                 self._changed.append(below)
             else:
                 stack.extend(below.live_children)
 
     def _note_only_leaf(self, node: Node) -> None:
-        """Note the leaf that a chain of single children leads to: what its eviction frees differs."""
-        while len(node.live_children) == 1 and node.parent is not None and not node.has_state:
+        """Note the state that a chain of single children leads to, `node` included: what its eviction frees differs."""
+        while node.num_children == 1 and not node.has_state:
             (node,) = node.live_children
-            if node.has_state:
-                self._changed.append(node)
+        if node.has_state:
+            node.freed_tokens = node.count_freed_tokens()
+            self._changed.append(node)
