@@ -69,7 +69,7 @@ def by_precedence(chunks: Sequence[tuple[RunningRequest | None, int, int]]) -> l
         for depth in run.plan.depths
         if start < depth <= end and depth not in run.granted
     ]
-    return [(row, depth) for _, row, depth in sorted(planned)]
+    return [(row, depth) for _, row, depth in sorted(planned)] if planned else []
 
 
 def take_planned(

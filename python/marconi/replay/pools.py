@@ -20,6 +20,8 @@ class Pools:
     num_free_tokens: int = 0
     num_free_slots: int = 0
 
+    kv_need: ClassVar[Need] = Need.KV
+    state_need: ClassVar[Need] = Need.STATE
     are_slots_shared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -27,16 +29,6 @@ class Pools:
         if self.num_tokens < 0 or self.num_slots < 0:
             raise ValueError(f"each pool must be 0 or more, got {self.num_tokens} tokens and {self.num_slots} slots")
         self.num_free_tokens, self.num_free_slots = self.num_tokens, self.num_slots
-
-    @property
-    def kv_need(self) -> Need:
-        """KV has its own pool."""
-        return Need.KV
-
-    @property
-    def state_need(self) -> Need:
-        """States have theirs."""
-        return Need.STATE
 
     def num_rows(self, num_working_slots: int) -> int:
         """Each has its slots, and two: for the state that it starts from and the one that it leaves."""
@@ -46,6 +38,8 @@ class Pools:
         """Take free tokens and slots."""
         self.num_free_tokens -= num_tokens
         self.num_free_slots -= num_slots
+        assert self.num_free_tokens >= 0, f"{self}: no KV is left to evict for a request that fits"
+        assert self.num_free_slots >= 0, f"{self}: no slot is left to evict for a request that fits"
 
     def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Return tokens and slots."""
@@ -59,7 +53,7 @@ class Pools:
 
     def take_planned(self) -> None:
         """Take a slot for a planned state, like any other."""
-        self.take(num_slots=1)
+        self.num_free_slots -= 1
 
     def promise(self) -> bool:
         """True if the tree can take the last state of a request: it takes the slot with it."""
@@ -67,11 +61,12 @@ class Pools:
 
     def hand_over(self, num_states: int, num_kept: int) -> None:
         """Get back the slots of what the tree had."""
-        self.give(num_slots=num_states - num_kept)
+        self.num_free_slots += num_states - num_kept
 
     def collect(self, freed: Freed) -> None:
         """Each to its own."""
-        self.give(*freed)
+        self.num_free_tokens += freed.num_tokens
+        self.num_free_slots += freed.num_states
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
         """True if it fits, KV and states each in their own pool."""
@@ -102,6 +97,9 @@ class JointPool:
     page_tokens: int = 1
     num_free_bytes: int = 0
 
+    kv_need: ClassVar[Need] = Need.BYTES
+    """Every victim frees bytes."""
+    state_need: ClassVar[Need] = Need.BYTES
     are_slots_shared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -110,16 +108,6 @@ class JointPool:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         self.num_free_bytes = self.num_bytes
-
-    @property
-    def kv_need(self) -> Need:
-        """Bytes, which every victim frees."""
-        return Need.BYTES
-
-    @property
-    def state_need(self) -> Need:
-        """Bytes, as for KV."""
-        return Need.BYTES
 
     @property
     def num_tokens(self) -> int:
@@ -148,6 +136,7 @@ class JointPool:
     def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Take free tokens and slots."""
         self.num_free_bytes -= num_tokens * self.kv_bytes_per_token + num_slots * self.state_bytes
+        assert self.num_free_bytes >= 0, f"{self}: nothing is left to evict for a request that fits"
 
     def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Return tokens and slots."""
@@ -172,7 +161,7 @@ class JointPool:
 
     def collect(self, freed: Freed) -> None:
         """KV and states are bytes."""
-        self.give(*freed)
+        self.num_free_bytes += freed.num_tokens * self.kv_bytes_per_token + freed.num_states * self.state_bytes
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
         """True if it fits, KV and states side by side."""

@@ -18,11 +18,12 @@ from marconi.replay.target import ReplayTarget
 def replay(trace: Trace, target: ReplayTarget, latency: LatencyModel, progress: Progress | None = None) -> Outcome:
     """Serve every request of `trace` from `target`."""
     start_s = time.perf_counter()
-    hit_tokens, load_s = [], []
+    hit_tokens, load_s, loaded_before_s = [], [], _loaded_s(target)
     for request in trace.requests:
-        loaded_before_s = _loaded_s(target)
         hit_tokens.append(target.serve(request))
-        load_s.append(_loaded_s(target) - loaded_before_s)
+        loaded_s = _loaded_s(target)
+        load_s.append(loaded_s - loaded_before_s)
+        loaded_before_s = loaded_s
         if progress is not None and len(hit_tokens) % PROGRESS_STEP == 0:
             progress(PROGRESS_STEP)
     each = zip(hit_tokens, load_s, trace.requests, strict=True)

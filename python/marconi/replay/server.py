@@ -25,6 +25,8 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
+import math
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -139,7 +141,7 @@ class ServerReplay:
                 load_s = 0.0 if num_tokens is None else hybrid.load(request, depth, num_tokens)
             hybrid.move_lock(held, None)
             match = hybrid.match(request)
-        if match.source is not None and not self.pools.has_slot_for_copy:
+        if match.checkpoint.depth and not self.pools.has_slot_for_copy:
             match = hybrid.tree.match(request.path, 0, request.namespace)
         return match, read_s + load_s
 
@@ -161,11 +163,10 @@ class ServerReplay:
 
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
-        while self.pools.num_free_slots < num_slots:
-            freed = self.hybrid.evict(self.pools.state_need, now_s)
-            assert freed is not None, "no slot is left to evict for a request that fits"
-            self.pools.collect(freed)
-        self.pools.take(num_slots=num_slots)
+        pools = self.pools
+        while pools.num_free_slots < num_slots and (freed := self.hybrid.evict(pools.state_need, now_s)):
+            pools.collect(freed)
+        pools.take(num_slots=num_slots)
 
     def evictable(self, but: Node | None = None) -> Amount:
         """Evictable memory: KV on no locked path, and unlocked states; `but` counts as locked, too."""
@@ -211,15 +212,17 @@ class ServerReplay:
         """Take memory for the next chunk of each request of a batch, up to the tokens that stand beside it."""
         if self.hybrid.admission.plans_ahead:
             planned = by_precedence([(run, run.num_computed, end) for run, end in chunks])
-            reserved = self._reserved([run for run, _ in chunks]) if planned else NOTHING
+            reserved = self._reserved(chunks) if planned else NOTHING
             for row, depth in planned:
                 chunks[row][0].take_planned([depth], reserved)
-        for run, _ in chunks:
-            run.take_working_slots(self.scheduling.num_working_slots)
         # SGLang asks for the KV of a batch at once.
         suffix = self.page_tokens if self.page_tokens > 1 else 0
-        num_asked = sum([end - run.num_computed + suffix for run, end in chunks])
-        self.free_tokens(num_asked, max([run.now_s for run, _ in chunks]))
+        num_asked, now_s = 0, -math.inf
+        for run, end in chunks:
+            run.take_working_slots(self.scheduling.num_working_slots)
+            num_asked += end - run.num_computed + suffix
+            now_s = max(now_s, run.now_s)
+        self.free_tokens(num_asked, now_s)
         for run, end in chunks:
             run.allocate_chunk(end)
         self.end_steps(1, chunks[0][0].now_s)
@@ -229,27 +232,27 @@ class ServerReplay:
         if self.store is not None:
             self.store.write(now_s, num_steps)
 
-    def _reserved(self, runs: Sequence["ReplayedRequest"]) -> Amount:
-        """Memory that requests take before the states of the next prefill, of `runs`, join the tree."""
+    def _reserved(self, chunks: Sequence[tuple["ReplayedRequest", int]]) -> Amount:
+        """Memory that requests take before the states of the next prefill, of `chunks`, join the tree."""
         scheduling = self.scheduling
+        num_tokens = num_slots = num_holding = 0
+        for run, _ in chunks:
+            missing = run.missing
+            num_tokens += missing.num_tokens + self.page_tokens
+            num_slots += missing.num_states
+            num_holding += run.is_holding
         # Another request takes its working slots, and each other that runs, or may, locks a state that it starts from.
-        num_others = max(scheduling.max_running - self.num_prefilled, 0)
-        num_slots = num_others * scheduling.num_working_slots + max(self._num_to_lock(runs), 0)
-        missing = [run.missing for run in runs]
-        num_tokens = sum([each.num_tokens for each in missing]) + len(missing) * self.page_tokens
-        return Amount(num_tokens, num_slots + sum([each.num_states for each in missing]))
-
-    def _num_to_lock(self, runs: Sequence["ReplayedRequest"]) -> int:
-        """Slots of the states that other requests than `runs` may yet start from."""
-        if not self.pools.are_slots_shared:
-            return 0
-        num_locked = len(self.hybrid.tree.locked)
-        return self.scheduling.max_running - len(runs) - num_locked + sum([run.is_holding for run in runs])
+        num_slots += max(scheduling.max_running - self.num_prefilled, 0) * scheduling.num_working_slots
+        if self.pools.are_slots_shared:
+            num_others_holding = len(self.hybrid.tree.locked) - num_holding
+            num_slots += max(scheduling.max_running - len(chunks) - num_others_holding, 0)
+        return Amount(num_tokens, num_slots)
 
     def free_tokens(self, num_tokens: int, now_s: float) -> None:
         """Evict until so many tokens of KV are free, or nothing is left to evict."""
-        while self.pools.num_free_tokens < num_tokens and (freed := self.hybrid.evict(self.pools.kv_need, now_s)):
-            self.pools.collect(freed)
+        pools = self.pools
+        while pools.num_free_tokens < num_tokens and (freed := self.hybrid.evict(pools.kv_need, now_s)):
+            pools.collect(freed)
 
     def leave(
         self,
@@ -308,7 +311,8 @@ class ReplayedRequest(RunningRequest):
                 # It is locked while a slot is made free, and again once the request is admitted.
                 self._hold(source)
             self.take_working_slots(1)
-            self._hold(None)
+            if self._held is not None:
+                self._hold(None)
             self._hold(source)
         self.num_hit_tokens = 0 if source is None else source.depth
         self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
@@ -364,9 +368,12 @@ class ReplayedRequest(RunningRequest):
 
     def take_planned(self, depths: Sequence[int], reserved: Amount) -> list[int]:
         """Take slots for planned states, the first first, beside what is reserved; returns those that have one."""
-        taken = [depth for depth in depths if take_planned(self, depth, self._server, reserved, self.now_s)]
+        taken = []
+        for depth in depths:
+            if take_planned(self, depth, self._server, reserved, self.now_s):
+                taken.append(depth)
+                insort(self._waiting, depth)
         self._num_slots += len(taken)
-        self._waiting = sorted([*self._waiting, *taken])
         return taken
 
     def allocate_chunk(self, end: int) -> None:
@@ -376,7 +383,7 @@ class ReplayedRequest(RunningRequest):
 
     def leave_chunk(self) -> None:
         """Leave the states of the chunk for which memory was taken last, but for those that wait for the end."""
-        if self.num_computed < self._num_processed:
+        if self._waiting and self.num_computed < self._num_processed:
             self._take_slots_of_waiting()
             if self._waiting:
                 self._hold(self._leave(self.lease, self._waiting))
@@ -401,7 +408,8 @@ class ReplayedRequest(RunningRequest):
         ends = [end for end in self._ends() if end > left]
         if ends and self._server.may_keep_end(self.now_s):
             self._waiting += ends
-        self._take_slots_of_waiting(but_last=True)
+        if self._waiting:
+            self._take_slots_of_waiting(but_last=True)
         depths = self._waiting
         if depths:
             self._leave(Lease(self._request, self.lease.match), depths, self._closing())
@@ -420,7 +428,7 @@ class ReplayedRequest(RunningRequest):
         return self._server.hybrid.plan(self.lease, asked, shared, known_distance, system_end)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
-        """Take slots for the states that wait, if they have none yet; without one a state is dropped."""
+        """Take slots for the states that wait, of which there are some, if they have none; one without is dropped."""
 
     def _ends(self) -> Sequence[int]:
         """Where states of the answer stand; the last takes a slot that the request has worked on."""
@@ -452,7 +460,6 @@ class ReplayedRequest(RunningRequest):
     def _allocate(self, end: int) -> None:
         """KV up to `end`, which is free."""
         num_taken = self._server.pages(end) - self._num_allocated_tokens
-        assert self._server.pools.num_free_tokens >= num_taken, "no KV is left to evict for a request that fits"
         self._server.pools.take(num_taken)
         self._num_allocated_tokens += num_taken
 
@@ -485,8 +492,7 @@ class BaselineRequest(ReplayedRequest):
         super().allocate_chunk(end)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
-        if not (waiting := self._waiting):
-            return
+        waiting = self._waiting
         last = waiting[-1:] if but_last else []
         deepest_first = waiting[: len(waiting) - len(last)][::-1]
         taken = self.take_planned(deepest_first, NOTHING)

@@ -181,16 +181,16 @@ def prefill_plan(
     request, match = lease
     num_prompt_tokens, start = request.num_prompt_tokens, match.checkpoint.depth
     last = (num_prompt_tokens - 1) // grid_tokens * grid_tokens
-    asked = _on_grid(wishes.asked, grid_tokens, start, num_prompt_tokens)
+    asked = _on_grid(wishes.asked, grid_tokens, start, num_prompt_tokens) if wishes.asked else []
     if last <= start:
         return PrefillPlan(sorted(asked))
-    shared = _on_grid(wishes.shared, grid_tokens, start, last)[:MAX_SHARED]
+    shared = _on_grid(wishes.shared, grid_tokens, start, last)[:MAX_SHARED] if wishes.shared else []
     by_rule = [depth for depth in admission.depths(request, match) if depth <= last]
     before_end = [num_prompt_tokens - distance for distance in wishes.next_turn]
     next_turn = _on_grid(before_end, grid_tokens, start, last)
     system = _system(wishes, match, grid_tokens, last) if wishes.system_end else []
     states = list(dict.fromkeys([*shared, *by_rule, *system, *next_turn]))[:MAX_STATES]
-    steps = {depth // grid_tokens * grid_tokens for depth in range(last - step_tokens, start, -step_tokens)}
+    steps = set(_on_grid(range(last - step_tokens, start, -step_tokens), grid_tokens, start, last))
     roles = dict.fromkeys(by_rule, Role.PASSED) if wishes.is_passing else {}
     roles |= dict.fromkeys([depth for depth in next_turn if depth in states and depth not in by_rule], Role.END)
     # A conversation runs on from it, as from one that it has passed, until another begins there.
@@ -199,8 +199,8 @@ def prefill_plan(
             roles.setdefault(depth, Role.PASSED)
     for depth in (*asked, *shared, *steps):
         roles.pop(depth, None)
-    planned = {depth for depth in steps.union(states, asked) if depth > start}
-    if steps and wishes.fills_spare:
+    planned = steps.union(states, asked)
+    if wishes.fills_spare and last - step_tokens > start:
         between = max(step_tokens // SPARE_STEPS, 1)
         spare = _on_grid(range(last - between, start, -between), grid_tokens, start, last)
         roles |= dict.fromkeys([depth for depth in spare if depth not in planned], Role.WAYPOINT)

@@ -400,7 +400,8 @@ class BestEviction(Eviction):
     def discard(self, node: NodeView) -> None:
         """Forget its rank; what is not in use, waited for, leaving, set aside or in another tier has lost its state."""
         for classes in self._classes.values():
-            classes.discard(node)
+            if node in classes.held:
+                classes.discard(node)
         is_elsewhere = node.first_waiting is not None or node.leaving is not None or node.set_aside
         if not (is_elsewhere or node.num_locks or node.has_copy):
             self.forecast.gone(node, self.forecast.now_s)

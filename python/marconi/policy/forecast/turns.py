@@ -138,7 +138,10 @@ class Turns:
             closings = self._closings.get(left_by.closing)
             if closings is not None and len(closings.last) >= MIN_CLOSINGS:
                 return closings.counts.get(_GONE_ON, 0) / len(closings.last)
-        window = self._window(left_by.namespace, left_by.went_on)
+        # `_window`, without a call for each rank.
+        window = self._of.get((left_by.namespace, left_by.went_on))
+        if window is None or len(window.last) < MIN_OWN:
+            window = self._all[left_by.went_on]
         share = window.shares.get((nearest, furthest))
         return window.share(nearest, furthest) if share is None else share
 
@@ -253,11 +256,14 @@ def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> list[in
         weights[distance] = weights.get(distance, 0.0) + count
     num = sum(weights.values())
     num_before_end = num - weights.pop(0)
-    likeliest = [distance for _, distance in sorted([(-weight, distance) for distance, weight in weights.items()])]
-    likely = [d for d in likeliest if weights[d] >= max(_MIN_SEEN, _SHARE * num)][:MAX_POSITIONS]
-    frequent = [d for d in likeliest if d not in likely and weights[d] >= _SHARE * num_before_end]
-    possible = frequent[: MAX_POSITIONS - len(likely)]
-    return [*likely, *possible] or [1]
+    likely: list[int] = []
+    possible: list[int] = []
+    for negated, distance in sorted([(-weight, distance) for distance, weight in weights.items()]):
+        if -negated >= max(_MIN_SEEN, _SHARE * num):
+            likely.append(distance)
+        elif -negated >= _SHARE * num_before_end:
+            possible.append(distance)
+    return [*likely, *possible][:MAX_POSITIONS] or [1]
 
 
 def _by_gain(distances: Sequence[int], lease: Lease, window: "_Window") -> list[int]:
