@@ -86,13 +86,6 @@ def log2_worth(log2_index: Sequence[float], level: int, age_s: float) -> float:
     return index + rise * (place - lower) + level / LEVELS_PER_OCTAVE
 
 
-def _weigh(pieces: Sequence[_Piece], now_s: float) -> list[float]:
-    log2 = math.log2
-    return [
-        index + rise * (log2(now_s - since_s) + 0.5 - lower) + level for since_s, index, rise, lower, level in pieces
-    ]
-
-
 class _Class:
     """The nodes of one stratum and level."""
 
@@ -113,12 +106,6 @@ class _Class:
         """When the age of the oldest leaves its piece of the index."""
         self.floor = math.inf
         """log2 of the least worth of a node before the peak; infinite where the index only falls."""
-
-    @property
-    def youngest(self) -> _Entry:
-        """The entry of the latest hit; where several nodes have it, that of the one made first."""
-        entries = self.entries
-        return entries[bisect_left(entries, entries[-1][:1])]
 
 
 _ABSENT: Final = (_Class((0, 0), 0), math.nan)
@@ -253,10 +240,12 @@ class AgeingClasses:
                 ends.append((worth, *found.head))
             if found.floor <= least + _SLACK:
                 stratum, level = found.key
-                youngest = found.youngest
-                age_s = now_s - youngest[0]
-                if age_s < self._rises_until_s[stratum]:
-                    ends.append((log2_worth(self._index[stratum], level, age_s), *youngest))
+                entries = found.entries
+                latest_s = entries[-1][0]
+                if now_s - latest_s < self._rises_until_s[stratum]:
+                    # Of several nodes with the latest hit the one made first.
+                    youngest = entries[bisect_left(entries, (latest_s,))]
+                    ends.append((log2_worth(self._index[stratum], level, now_s - latest_s), *youngest))
         return min(ends)[3]
 
     @staticmethod
@@ -284,7 +273,11 @@ class AgeingClasses:
             self._place([found for found in self._rows if now_s >= found.until_s], now_s)
         elif now_s == self._now_s:
             return
-        self._worths = _weigh(self._pieces, now_s)
+        log2 = math.log2
+        self._worths = [
+            index + rise * (log2(now_s - since_s) + 0.5 - lower) + level
+            for since_s, index, rise, lower, level in self._pieces
+        ]
         self._now_s = now_s
 
     def _look_at_changed(self, now_s: float) -> None:
