@@ -25,8 +25,6 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-import math
-from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -217,7 +215,7 @@ class ServerReplay:
                 chunks[row][0].take_planned([depth], reserved)
         # SGLang asks for the KV of a batch at once.
         suffix = self.page_tokens if self.page_tokens > 1 else 0
-        num_asked, now_s = 0, -math.inf
+        num_asked, now_s = 0, chunks[0][0].now_s
         for run, end in chunks:
             run.take_working_slots(self.scheduling.num_working_slots)
             num_asked += end - run.num_computed + suffix
@@ -368,12 +366,9 @@ class ReplayedRequest(RunningRequest):
 
     def take_planned(self, depths: Sequence[int], reserved: Amount) -> list[int]:
         """Take slots for planned states, the first first, beside what is reserved; returns those that have one."""
-        taken = []
-        for depth in depths:
-            if take_planned(self, depth, self._server, reserved, self.now_s):
-                taken.append(depth)
-                insort(self._waiting, depth)
+        taken = [depth for depth in depths if take_planned(self, depth, self._server, reserved, self.now_s)]
         self._num_slots += len(taken)
+        self._waiting = sorted([*self._waiting, *taken])
         return taken
 
     def allocate_chunk(self, end: int) -> None:

@@ -274,21 +274,16 @@ class RadixTree:
             above = self._to_ghost(above)
         assert above is not None
         above.last_pass_s = max(last_pass_s, above.last_pass_s)
-        if above.has_state:
-            above.freed_tokens = above.count_freed_tokens()
         self._changed.append(above)
         self._note_nearest_above(above)
-        if above.num_children == 1 and above.parent is not None and not above.has_state:
-            self._note_only_leaf(next(iter(above.live_children)))
+        self._note_only_leaf(above)
         self.tidy(above)
         return Freed(num_tokens - self.num_tokens, 1)
 
     def tidy(self, node: Node) -> None:
         """Merge a node below which something was evicted, and forget ghosts that are too many."""
-        if node.parent is None:
-            self._forget_namespace(node)
-        elif not node.has_state:
-            self._merge_upward(node)
+        self._merge_upward(node)
+        self._forget_namespace(node)
         self._forget_ghosts()
 
     # Structure
@@ -356,15 +351,14 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         assert parent.is_live
-        only_child = next(iter(parent.live_children)) if parent.num_children == 1 else None
         node.is_live = True
         if not parent.live_children:
             parent.live_children = {}
         parent.live_children[node] = None
         parent.num_children += 1
         parent.freed_tokens = 0
-        if only_child is not None and parent.parent is not None and not parent.has_state:
-            self._note_only_leaf(only_child)
+        if parent.num_children == 2 and parent.parent is not None and not parent.has_state:
+            self._note_only_leaf(next(iter(parent.live_children)))
         self.num_tokens += node.depth - parent.depth
         self.num_nodes += 1
         self._changed.append(parent)
@@ -492,15 +486,14 @@ class RadixTree:
             below = stack.pop()
             if below.has_state:
                 below.checkpoint_depth_above = depth
-                if not below.num_children:
-                    below.freed_tokens = below.count_freed_tokens()
+                below.freed_tokens = below.count_freed_tokens()
                 self._changed.append(below)
             else:
                 stack.extend(below.live_children)
 
     def _note_only_leaf(self, node: Node) -> None:
         """Note the state that a chain of single children leads to, `node` included: what its eviction frees differs."""
-        while node.num_children == 1 and not node.has_state:
+        while node.num_children == 1 and node.parent is not None and not node.has_state:
             (node,) = node.live_children
         if node.has_state:
             node.freed_tokens = node.count_freed_tokens()
