@@ -98,7 +98,8 @@ CONSENSUS = (("SGLANG_ENABLE_RANK_CONSENSUS_CHECKER", "1"),)
 """SGLang's checker ends a server whose ranks decide differently."""
 BY_REQUESTS = (("MARCONI_TIME", "requests"),)
 """The cache's contents age by requests, however busy the machine is."""
-REPORTING = ("--enable-cache-report", "--enable-metrics")
+REPORTING = ("--enable-cache-report", "--enable-metrics", "--decode-log-interval", "8")
+"""Each eighth step of a rank counts its drafts."""
 STANDARD = {
     (family, strategy): Launch(f"{family}-{strategy}", family, (*server_args(strategy), *REPORTING), strategy)
     for family in ("gdn", "mamba2")

@@ -65,7 +65,7 @@ def test_negative_control_a_broken_state_is_seen(
 
 
 def test_the_line_at_the_start_tells_of_one_pool(server: ServerProcess) -> None:
-    costs = "KV tokens of 1024 bytes and states of 215040 bytes together, page 1,"
+    costs = "KV tokens of 1024 bytes and states of 143360 bytes together, page 1,"
     assert f"bytes for {costs}" in server.log_path.read_text(encoding="utf-8")
 
 

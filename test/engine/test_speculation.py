@@ -66,7 +66,7 @@ def chats_of_many_lengths(url: str) -> list[Exchange]:
     """Answers of up to 32 tokens, long enough for n-grams to recur, and a second turn of each; the turns alternate."""
     exchanges = []
     for length in LENGTHS:
-        # Of two ranks with a cache each, all go to one, which counts drafts once it has made 40 steps.
+        # Of two ranks with a cache each, all go to one, which counts drafts now and then.
         prompt = [VOCABULARY.start + 2 * length, *random_tokens(20_000 + length, 29 + length)]
         answer = generate(url, prompt, max_new_tokens=length)
         second = [*prompt, *answer.token_ids, *random_tokens(21_000 + length, 7)]

@@ -397,7 +397,7 @@ def test_the_time_steps_of_mamba2_stay_clear_of_the_bound_that_sglang_does_not_h
     for mixer in mixers:
         mixer.in_proj.register_forward_hook(lambda _, inputs, output, mixer=mixer: note(mixer, inputs, output))
     loaded.prefill(random_prompt(5, 4000))
-    assert len(smallest) == len(mixers) == 3
+    assert len(smallest) == len(mixers) == 2
     assert min(smallest) > 4 * bound
 
 

@@ -1,4 +1,4 @@
-"""The `gdn` family: three layers of the gated delta rule and one of full attention, in the shape of Qwen3.5.
+"""The `gdn` family: two layers of the gated delta rule and one of full attention, in the shape of Qwen3.5.
 
 The state of a head forgets in two ways, and both are slow here. A token decays all of it by exp(-A * softplus(a)), and
 replaces a share beta = sigmoid(b) of what it holds for the token's key; for keys that point anywhere, that costs
@@ -46,9 +46,9 @@ CONFIG: Final[dict[str, Any]] = {
     "model_type": "qwen3_5_text",
     "hidden_size": 128,
     "intermediate_size": 256,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     # SGLang derives the kinds of the layers from the interval, transformers too if they are not listed.
-    "full_attention_interval": 4,
+    "full_attention_interval": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
@@ -94,7 +94,7 @@ ARCHITECTURE: Final = Architecture(
     config=CONFIG,
     mtp=MtpHead(
         config={"mtp_num_hidden_layers": 1},
-        layer="model.layers.3.",
+        layer="model.layers.2.",
         parameters={
             "mtp.fc.weight": (_WIDTH, 2 * _WIDTH),
             "mtp.norm.weight": (_WIDTH,),

@@ -1,4 +1,4 @@
-"""The `mamba2` family: three Mamba2 layers, one of attention and two MLPs, in the shape of Nemotron-H.
+"""The `mamba2` family: two Mamba2 layers, one of attention and an MLP, in the shape of Nemotron-H.
 
 A token decays a head's state by exp(-A * dt), dt = softplus(raw + dt_bias). In prefill transformers does not let dt
 fall below `time_step_min` (0.001); SGLang, and transformers itself in decoding, do. All heads have a dt around
@@ -35,7 +35,7 @@ CONFIG: Final[dict[str, Any]] = {
     "hidden_size": 128,
     "intermediate_size": 256,
     # The one spelling of the layers that SGLang and transformers agree on: M Mamba2, - MLP, * attention.
-    "hybrid_override_pattern": "M-M*M-",
+    "hybrid_override_pattern": "MM*-",
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
@@ -73,7 +73,7 @@ ARCHITECTURE: Final = Architecture(
     config=CONFIG,
     mtp=MtpHead(
         config={"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*"},
-        layer="model.layers.3.",
+        layer="model.layers.2.",
         parameters={
             "mtp.layers.0.eh_proj.weight": (_WIDTH, 2 * _WIDTH),
             "mtp.layers.0.enorm.weight": (_WIDTH,),
