@@ -5,7 +5,7 @@ Two pools are SGLang's `--mamba-full-memory-ratio`, one is its `--enable-unified
 a victim is asked for: in one pool any victim helps either side.
 """
 
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from marconi.policy.base import Need
 
@@ -22,9 +22,10 @@ class Amount(NamedTuple):
 
 
 NOTHING: Final = Amount(0, 0)
+SlotT_co = TypeVar("SlotT_co", covariant=True)
 
 
-class Pool(Protocol):
+class Pool(Protocol[SlotT_co]):
     """A division of memory, in SGLang's allocators or counted."""
 
     @property
@@ -39,4 +40,12 @@ class Pool(Protocol):
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """True if a slot beyond `reserved` is free once everything `evictable` is evicted."""
+        ...
+
+    def take_planned(self) -> SlotT_co | None:
+        """Take a free slot for a planned state; None if there is none."""
+        ...
+
+    def promise(self) -> bool:
+        """True if the tree can take the last state of a request: most pools take the slot with it."""
         ...

@@ -12,15 +12,13 @@ A state without a slot is not kept: a miss later on, of which the cause is remem
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from marconi.lifecycle.pools import NOTHING, Amount, Pool
+from marconi.lifecycle.pools import NOTHING, Amount, Pool, SlotT_co
 from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.misses import Cause
 from marconi.policy.request import Lease
-
-SlotT_co = TypeVar("SlotT_co", covariant=True)
 
 
 @dataclass(slots=True)
@@ -44,7 +42,7 @@ class Device(Protocol[SlotT_co]):
         ...
 
     @property
-    def pools(self) -> Pool:
+    def pools(self) -> Pool[SlotT_co]:
         """The memory that requests take."""
         ...
 
@@ -52,8 +50,8 @@ class Device(Protocol[SlotT_co]):
         """KV on no locked path, and unlocked states."""
         ...
 
-    def take_planned(self, now_s: float) -> SlotT_co | None:
-        """Take a slot for a planned state, after an eviction if none is free; None if nothing may be evicted."""
+    def evict_state(self, now_s: float) -> None:
+        """Free a slot that the tree holds, if any may be freed."""
         ...
 
 
@@ -76,12 +74,23 @@ def take_planned(
     run: RunningRequest, depth: int, device: Device[SlotT_co], reserved: Amount, now_s: float
 ) -> SlotT_co | None:
     """A slot for the state that `run` plans at `depth`; None, and the cause noted, where it gets none."""
-    slot = device.take_planned(now_s) if _may_take(run, depth, device, reserved, now_s) else None
+    slot = None
+    if _may_take(run, depth, device, reserved, now_s) and (slot := device.pools.take_planned()) is None:
+        device.evict_state(now_s)
+        slot = device.pools.take_planned()
     if slot is not None:
         run.granted.add(depth)
     elif not run.plan.is_between_steps(depth):
         run.absent[depth] = Cause.NO_SLOT
     return slot
+
+
+def may_keep_end(device: Device[object], now_s: float) -> bool:
+    """True if the tree can take the last state of a request, after an eviction if need be."""
+    if device.pools.promise():
+        return True
+    device.evict_state(now_s)
+    return device.pools.promise()
 
 
 def _may_take(run: RunningRequest, depth: int, device: Device[object], reserved: Amount, now_s: float) -> bool:

@@ -62,10 +62,12 @@ class Int8Pools(Pools):
         """A live slot is free beyond `reserved`, and a checkpoint."""
         return self.num_free_slots > reserved.num_states and self.num_free_checkpoints + evictable.num_states > 0
 
-    def take_planned(self) -> None:
+    def take_planned(self) -> bool | None:
         """Take a live slot, and the promise of a checkpoint."""
+        if not self.promise():
+            return None
         self.num_free_slots -= 1
-        self.num_free_checkpoints -= 1
+        return True
 
     def hand_over(self, num_states: int, num_kept: int) -> None:
         """States are rounded: their live slots are free, and the checkpoints of what the tree had."""

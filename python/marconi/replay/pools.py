@@ -51,9 +51,12 @@ class Pools:
         """A slot is evicted for it."""
         return True
 
-    def take_planned(self) -> None:
-        """Take a slot for a planned state, like any other."""
+    def take_planned(self) -> bool | None:
+        """Take a slot for a planned state, like any other; None if none is free."""
+        if not self.num_free_slots:
+            return None
         self.num_free_slots -= 1
+        return True
 
     def promise(self) -> bool:
         """True if the tree can take the last state of a request: it takes the slot with it."""
@@ -147,9 +150,12 @@ class JointPool:
         """A slot is evicted for it."""
         return True
 
-    def take_planned(self) -> None:
-        """Take a slot for a planned state, like any other."""
+    def take_planned(self) -> bool | None:
+        """Take a slot for a planned state, like any other; None if none is free."""
+        if self.num_free_bytes < self.state_bytes:
+            return None
         self.num_free_bytes -= self.state_bytes
+        return True
 
     def promise(self) -> bool:
         """True if the tree can take the last state of a request: it takes the slot with it."""

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from marconi.lifecycle.pools import NOTHING, Amount
-from marconi.lifecycle.running import RunningRequest, by_precedence, take_planned
+from marconi.lifecycle.running import RunningRequest, by_precedence, may_keep_end, take_planned
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.counters import Counters
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
@@ -184,27 +184,11 @@ class ServerReplay:
             num_tokens += end.depth - node.depth
         return Amount(num_tokens, len(in_use))
 
-    def take_planned(self, now_s: float) -> bool | None:
-        """Take a slot for a planned state, after an eviction if none is free; None if nothing may be evicted."""
-        pools = self.pools
-        if not pools.spares_slot(NOTHING, NOTHING):
-            freed = self.hybrid.evict(pools.state_need, now_s)
-            if freed is None:
-                return None
-            pools.collect(freed)
-        pools.take_planned()
-        return True
-
-    def may_keep_end(self, now_s: float) -> bool:
-        """True if the tree can take the last state of a request."""
-        pools = self.pools
-        if pools.promise():
-            return True
-        freed = self.hybrid.evict(pools.state_need, now_s)
-        if freed is None:
-            return False
-        pools.collect(freed)
-        return pools.promise()
+    def evict_state(self, now_s: float) -> None:
+        """Evict for a state, if anything may be evicted."""
+        freed = self.hybrid.evict(self.pools.state_need, now_s)
+        if freed is not None:
+            self.pools.collect(freed)
 
     def take_chunks(self, chunks: Sequence[tuple["ReplayedRequest", int]]) -> None:
         """Take memory for the next chunk of each request of a batch, up to the tokens that stand beside it."""
@@ -401,7 +385,7 @@ class ReplayedRequest(RunningRequest):
         """Leave the last states, and give everything else back."""
         left = max(self._waiting, default=self._num_shared_tokens)
         ends = [end for end in self._ends() if end > left]
-        if ends and self._server.may_keep_end(self.now_s):
+        if ends and may_keep_end(self._server, self.now_s):
             self._waiting += ends
         if self._waiting:
             self._take_slots_of_waiting(but_last=True)

@@ -88,7 +88,7 @@ from marconi.engine.reports.trail import Trail
 from marconi.events.base import StoreReach
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.lifecycle.pools import NOTHING, Amount
-from marconi.lifecycle.running import by_precedence, take_planned
+from marconi.lifecycle.running import by_precedence, may_keep_end, take_planned
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
 from marconi.policy.base import Costs, Need
@@ -567,7 +567,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         is_answer_kept = up_to > run.lease.request.num_prompt_tokens
         is_of_drafts = hasattr(req, ENDED_IN) or (self.end_source is EndStateSource.TRACKED and self.page_size == 1)
         self.stats.num_ends_not_kept += is_answer_kept and is_of_drafts and (end is None or end.depth < up_to)
-        if end is not None and end.depth > max(slots, default=req.kv.cache_protected_len) and self._may_keep_end():
+        deepest = max(slots, default=req.kv.cache_protected_len)
+        if end is not None and end.depth > deepest and may_keep_end(self, self.clock()):
             slots[end.depth] = end.slot
         else:
             end = None
@@ -579,13 +580,6 @@ class MarconiRadixCache(UnifiedRadixCache):
             closing, end_depth = closing_of_answer(req), None if end is None else end.depth
             self._keep(req, Lease(request, match), slots, run.absent, end_depth, closing)
         return end
-
-    def _may_keep_end(self) -> bool:
-        """True if the tree can take the last state of a request."""
-        if not self.pools.promise():
-            self._evict_state()
-            return self.pools.promise()
-        return True
 
     def _written(self, req: "Req", run: ServedRequest, up_to: int) -> dict[int, torch.Tensor]:
         """Slots of the checkpoints up to `up_to` tokens, taken off the run; those that no model wrote are freed."""
@@ -688,16 +682,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         core = self.tree_core
         return Amount(core.evictable_size(), core.mamba_evictable_size())
 
-    def take_planned(self, now_s: float) -> torch.Tensor | None:
-        """A slot for a planned state, after an eviction if none is free; None if nothing may be evicted."""
-        slot = self.pools.take_planned()
-        if slot is None:
-            self._evict_state()
-            slot = self.pools.take_planned()
-        return slot
-
-    def _evict_state(self) -> None:
-        """Free a slot of the tree's, if any may be freed."""
+    def evict_state(self, now_s: float) -> None:
+        """Free a slot that the tree holds, if any may be freed."""
         params = EvictParams(num_tokens=0, mamba_num=1)
         if self.pools.are_slots_shared:
             self.evict_for_alloc(params)
