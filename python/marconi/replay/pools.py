@@ -36,10 +36,11 @@ class Pools:
 
     def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Take free tokens and slots."""
+        # A prediction that was not told of every step of decoding gives KV to the tree that nobody took.
+        assert num_tokens <= max(self.num_free_tokens, 0), f"{self}: no KV is left to evict for a request that fits"
+        assert num_slots <= self.num_free_slots, f"{self}: no slot is left to evict for a request that fits"
         self.num_free_tokens -= num_tokens
         self.num_free_slots -= num_slots
-        assert self.num_free_tokens >= 0, f"{self}: no KV is left to evict for a request that fits"
-        assert self.num_free_slots >= 0, f"{self}: no slot is left to evict for a request that fits"
 
     def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
         """Return tokens and slots."""
