@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.cache import scheduler as following
 from marconi.engine.cache.scheduler import WaitingRequests
 from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.reports.moments import Moments
+from marconi.lifecycle import queue as waiting
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
@@ -83,14 +83,14 @@ def test_the_prompts_of_a_group_have_what_they_share_in_common_and_no_more() -> 
 
 
 def core() -> Any:
-    from marconi.engine.cache.tree_core import path_of
+    from marconi.engine.cache.tree_core import IDS_PER_TOKEN, path_of
     from marconi.policy.request import Request
 
     def request_of(ids: "array[int]", _extra_key: None, _cache_salt: None) -> Request:
         return Request(path_of(ids, len(ids)), len(ids), 0, len(ids), 0.0)
 
-    hybrid = HybridCache(RadixTree(), Judicious(), Order(SeparateLru()))
-    return SimpleNamespace(page_size=1, request_of=request_of, hybrid=hybrid)
+    hybrid = HybridCache(RadixTree(ids_per_unit=IDS_PER_TOKEN), Judicious(), Order(SeparateLru()))
+    return SimpleNamespace(request_of=request_of, hybrid=hybrid)
 
 
 class Waits:
@@ -108,8 +108,8 @@ def test_whatever_comes_and_goes_in_whichever_order_the_index_has_the_first_that
     max_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who is in the index stays there; who is left out is taken in when there is room."""
-    made = following.WaitingPrompts
-    monkeypatch.setattr(following, "WaitingPrompts", lambda *sizes: made(*sizes, max_tokens=max_tokens))
+    made = waiting.WaitingPrompts
+    monkeypatch.setattr(waiting, "WaitingPrompts", lambda *sizes: made(*sizes, max_tokens=max_tokens))
     rng = random.Random(3)  # noqa: S311 - a workload, not a secret
     requests = WaitingRequests(core(), Moments(lambda: 0.0))
     queue: list[Any] = []

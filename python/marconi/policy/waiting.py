@@ -19,8 +19,7 @@ others have gone.
 `AwaitedStates` counts which states waiting requests would start from, for the cache (`hybrid_cache.py`): they are
 evicted last. It knows no tree, and the cache writes `Node.first_waiting` from it.
 
-Invariant: whoever is reported to the cache is in `WaitingPrompts`, and goes from both at once. One whose prompt has no
-whole unit has no node in the index, and is known all the same.
+One whose prompt has no whole unit has no node in the index, and is known all the same. `lifecycle/queue.py` keeps both.
 
 Requests are known by any hashable key. Owner: whoever owns the queue, a scheduler or a replay.
 """

@@ -24,14 +24,13 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from marconi.lifecycle.queue import Queue
 from marconi.model.latency import LatencyModel
 from marconi.policy.request import Request, Trace
-from marconi.policy.waiting import WaitingPrompts
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Outcome, Progress
 from marconi.replay.server import ReplayedRequest, ServerReplay
 from marconi.replay.target import ReplayTarget
-from marconi.tree import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class _Loop:
     num_arrived: int = 0
     queue: list[int] = field(default_factory=list)
     """Positions in the trace of what has arrived and waits."""
-    waiting: WaitingPrompts = field(init=False)
+    waiting: Queue = field(init=False)
     num_steps: int = 0
     num_context_tokens: int = 0
     """Context tokens of all that run."""
@@ -105,7 +104,7 @@ class _Loop:
         server = self.server
         self.hit_tokens = [0] * len(self.trace.requests)
         self.ttft_s = [0.0] * len(self.trace.requests)
-        self.waiting = WaitingPrompts(server.hybrid.tree.unit_tokens)
+        self.waiting = Queue(server.hybrid)
         self.max_running = server.run_together(self.batching.max_running)
 
     def advance(self) -> bool:
@@ -130,15 +129,13 @@ class _Loop:
 
     def _arrive(self) -> None:
         """Move the requests that have arrived by now to the queue."""
-        hybrid, came = self.server.hybrid, list[tuple[int, Node]]()
+        came = list[tuple[int, Request]]()
         while (request := self._following()) is not None and request.arrival_s <= self.now_s:
-            self.queue.append(self.num_arrived)
-            if hybrid.admission.plans_ahead and not self.waiting.is_full:
-                self.waiting.add(self.num_arrived, request)
-                came.append((self.num_arrived, hybrid.match(request).checkpoint))
+            came.append((self.num_arrived, request))
             self.num_arrived += 1
-        if came:
-            hybrid.queue((), came)
+        self.queue += [position for position, _ in came]
+        if self.server.hybrid.admission.plans_ahead:
+            self.waiting.come(came)
 
     def _start(self) -> list[_Running]:
         """Start what waits, in order, as far as there is room; what waits for a state is passed over."""
@@ -147,10 +144,9 @@ class _Loop:
         for position in list(self.queue):
             request = self.trace.requests[position]
             match = self.server.hybrid.match(request)
-            if self.server.hybrid.awaits(position):
-                self.server.hybrid.queue((), [(position, match.checkpoint)])
+            self.waiting.rematch(position, match)
             runs = bool(self.running or started)
-            if runs and self.waiting.waits(request, match):
+            if runs and self.waiting.prompts.waits(request, match):
                 continue
             num_uncached += request.num_prompt_tokens - match.checkpoint.depth
             if runs and not (
@@ -165,20 +161,18 @@ class _Loop:
 
     def _begin(self, position: int, request: Request) -> ReplayedRequest | None:
         """Begin a request and say what waits for it; None if it does not fit."""
-        server, waits = self.server, position in self.waiting
-        if waits:
-            server.hybrid.queue([position], ())
-        run = None
+        server, prompts, run = self.server, self.waiting.prompts, None
+        shared = prompts.shared(position, 0)
+        if position in prompts:
+            self.waiting.go([position])
         if server.fits(request):
             run = server.run(request, self.now_s)
-            plan = run.begin(self.waiting.shared(position, run.num_hit_tokens))
+            plan = run.begin([depth for depth in shared if depth > run.num_hit_tokens])
             self.hit_tokens[position] = run.num_hit_tokens
             if server.hybrid.admission.plans_ahead:
-                self.waiting.expect(position, run.lease.request, plan.depths)
+                prompts.expect(position, run.lease.request, plan.depths)
         else:
             server.refuse(request)
-        if waits:
-            self.waiting.remove(position)
         return run
 
     def _prefill(self, started: list[_Running]) -> None:
@@ -192,7 +186,7 @@ class _Loop:
             if each.run is not None:
                 each.run.now_s = self.now_s
                 each.run.prefill()
-                self.waiting.expect_nothing(each.position)
+                self.waiting.prompts.expect_nothing(each.position)
             self.ttft_s[each.position] = self.now_s - request.arrival_s
             num_left = request.num_processed_tokens - request.num_prompt_tokens
             if num_left:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
 from marconi.engine.reports.moments import Moment
 from marconi.lifecycle.pools import Amount
+from marconi.lifecycle.queue import Queue
 from marconi.policy.base import Costs, PrefixFlops
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.request import Request, pack
-from marconi.policy.waiting import WaitingPrompts
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ReplayedRequest, ServerReplay
@@ -87,7 +87,7 @@ class Prediction:
         self._server = server
         self._sent = sent
         self._requests = [each.request for each in sent]
-        self._waiting = WaitingPrompts(server.page_tokens, server.page_tokens)
+        self._queue = Queue(server.hybrid)
         self._runs: dict[int, ReplayedRequest] = {}
         self._decoding: dict[int, int] = {}
         """Tokens for which those that have been prefilled have memory."""
@@ -105,7 +105,7 @@ class Prediction:
             before = moment
             match step:
                 case _Step.QUEUED:
-                    self._queue(index)
+                    self._queue.come([(index, self._requests[index])])
                 case _Step.UNQUEUED:
                     self._unqueue(index)
                 case _Step.REMATCHED:
@@ -146,20 +146,12 @@ class Prediction:
 
     # The queue
 
-    def _queue(self, index: int) -> None:
-        request = self._requests[index]
-        self._waiting.add(index, request)
-        self._server.hybrid.queue((), [(index, self._server.hybrid.match(request).checkpoint)])
-
     def _unqueue(self, index: int) -> None:
-        if index in self._waiting:
-            self._waiting.remove(index)
-            self._server.hybrid.queue([index], ())
+        if index in self._queue.prompts:
+            self._queue.go([index])
 
     def _rematch(self, index: int) -> None:
-        hybrid = self._server.hybrid
-        if hybrid.awaits(index):
-            hybrid.queue((), [(index, hybrid.match(self._requests[index]).checkpoint)])
+        self._queue.rematch(index, self._server.hybrid.match(self._requests[index]))
 
     # Running
 
@@ -192,7 +184,7 @@ class Prediction:
             self._predicted[index] = Predicted(0, line)
             return
         run.now_s = at_s
-        shared = (*self._waiting.shared(index, run.num_hit_tokens), *steps.elsewhere)
+        shared = (*self._queue.prompts.shared(index, run.num_hit_tokens), *steps.elsewhere)
         run.begin(shared, steps.asked, steps.next_turn, steps.system_end)
         assert run.explanation is not None, "it has begun"
         self._predicted[index] = Predicted(run.num_hit_tokens, run.explanation.describe(at_s))

@@ -22,20 +22,19 @@ import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from marconi.engine.cache.speculation import ENDED_IN, EndStateSource, copy_state
-from marconi.engine.cache.tree_core import IDS_PER_TOKEN, MarconiTreeCore
+from marconi.engine.cache.tree_core import MarconiTreeCore
 from marconi.engine.http.hints import KEY, NEXT_TURN, SYSTEM_END
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.reports.explain import Explained, is_wanted
 from marconi.engine.reports.moments import Moments, Steps
 from marconi.engine.reports.trail import Trail
 from marconi.events.base import SHARED_ELSEWHERE
+from marconi.lifecycle.queue import Queue
 from marconi.lifecycle.running import RunningRequest
 from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
 from marconi.policy.request import Lease, Request
-from marconi.policy.waiting import WaitingPrompts
-from marconi.tree import Node
 
 if TYPE_CHECKING:
     pass
@@ -352,7 +351,8 @@ class WaitingRequests:
     def __init__(self, core: MarconiTreeCore, moments: Moments) -> None:
         self._core = core
         self._moments = moments
-        self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
+        self._queue = Queue(core.hybrid)
+        self._prompts = self._queue.prompts
 
     def note(self, queue: list[Any]) -> None:
         """Take over the queue as it is now, in SGLang's order."""
@@ -368,8 +368,11 @@ class WaitingRequests:
         num_new = len(current) - len(known) + len(left)
         if left:
             self._go(left)
-        if num_new:
-            self._core.hybrid.queue((), self._come(queue, num_new))
+        if num_new and not prompts.is_full:
+            new = reversed([*islice((req for req in reversed(queue) if req not in known), num_new)])
+            for req in self._queue.come((req, packed(req, self._core)) for req in new):
+                if (steps := notes_of(req).steps) is not None:
+                    steps.queued = steps.queued or self._moments.now()
 
     def ended(self, req: Any) -> None:
         """A request leaves nothing more, and waits no longer: SGLang makes no pass while its queue is empty."""
@@ -386,38 +389,18 @@ class WaitingRequests:
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` unless whoever was reported come, and nobody else, is in the index."""
-        self._prompts.check_invariants()
-        wrong = self._prompts.keys() ^ self._core.hybrid.awaiting
-        assert not wrong, f"{wrong}: in the index and not reported, or gone from it"
+        self._queue.check_invariants()
 
     def _go(self, left: list[Any]) -> None:
+        self._queue.go(left)
         for req in left:
-            self._prompts.remove(req)
             if (steps := notes_of(req).steps) is not None:
                 steps.unqueued = steps.unqueued or self._moments.now()
-        self._core.hybrid.queue(left, ())
-
-    def _come(self, queue: list[Any], num_new: int) -> list[tuple[Any, Node]]:
-        """Take the last `num_new` that are not known into the index, as far as it has room: each with its state."""
-        prompts, known = self._prompts, self._prompts.keys()
-        if not num_new or prompts.is_full:
-            return []
-        come = list[tuple[Any, Node]]()
-        for req in reversed([*islice((req for req in reversed(queue) if req not in known), num_new)]):
-            if prompts.is_full:
-                break
-            request = packed(req, self._core)
-            prompts.add(req, request)
-            if (steps := notes_of(req).steps) is not None:
-                steps.queued = steps.queued or self._moments.now()
-            come.append((req, self._core.hybrid.match(request).checkpoint))
-        return come
 
     def matched(self, req: Any, lease: Lease) -> None:
         """Note the match of a request, which may change while it waits."""
-        hybrid, notes = self._core.hybrid, notes_of(req)
-        if hybrid.awaits(req):
-            hybrid.queue((), [(req, lease.match.checkpoint)])
+        if self._prompts and self._queue.rematch(req, lease.match):
+            notes = notes_of(req)
             is_another = notes.lease is None or notes.lease.match.checkpoint is not lease.match.checkpoint
             if is_another and notes.steps is not None:
                 notes.steps.rematched.append(self._moments.now())

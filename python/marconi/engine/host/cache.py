@@ -41,7 +41,7 @@ from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack
 
 from marconi.engine.cache.pools import Targets
 from marconi.engine.cache.radix_cache import MarconiRadixCache
-from marconi.engine.cache.scheduler import note_match, notes_of
+from marconi.engine.cache.scheduler import WaitingRequests, note_match, notes_of
 from marconi.engine.cache.tree_core import IDS_PER_TOKEN
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.link import LinkSpeed, link_speed
@@ -145,6 +145,7 @@ class TieredRadixCache(MarconiRadixCache):
             for need, size in self.pools.sizes.items()
         }
         self.tree_core.reset()
+        self.waiting = WaitingRequests(self.tree_core, self.moments)
 
     def _slowest_link(self) -> LinkSpeed:
         """The slowest rank's speed each way, so that all ranks use the same numbers."""
