@@ -1,5 +1,6 @@
 """What every test shares: the options, and what needs a GPU or a browser."""
 
+import gc
 import importlib.util
 import logging
 import os
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A million objects are imported and collected that stay to the end: to look through them again and again takes seconds.
+gc.disable()
+
 # The same examples in every run, and none fails because a machine is busy. Soaks draw others.
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -42,6 +46,11 @@ MATRIX_SERVER = re.compile(r"\[(?:gdn|mamba2)-[\w-]+-(?:1|16)-(?:whole|prefill)\
 """The name of a server of the matrix (`engine/matrix.py`), which tests of several files share. One runs at a time: with
 two ranks and two roles it takes up to eight processes of a gigabyte."""
 CHROMIUM = Path("/usr/bin/chromium")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

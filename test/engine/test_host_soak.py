@@ -169,7 +169,7 @@ def add_if_indexed(prompts: WaitingPrompts, add: Callable[..., None], key: Any, 
 @pytest.mark.parametrize(
     ("owner", "method", "instead", "message"),
     [
-        (WaitingPrompts, "add", add_if_indexed, "in the index and not reported"),
+        (WaitingPrompts, "add", add_if_indexed, "in the index and not awaited"),
         (WaitingRequests, "ended", nothing, "held, though SGLang has ended them"),
         (WaitingRequests, "aborted", nothing, "held, though SGLang has ended them"),
     ],
