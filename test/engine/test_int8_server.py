@@ -52,6 +52,9 @@ def test_without_its_rounding_every_answer_is_exact(
 
 
 def test_every_live_slot_and_checkpoint_is_free_or_the_trees_once_all_have_ended(server: Any) -> None:
+    assert "int8 mamba checkpoint pool" in server.log_path.read_text(errors="replace"), (
+        "no checkpoint was in a pool of its own"
+    )
     (rank,) = HTTP.get(f"{getattr(server, 'prefill', server).url}/marconi", timeout=60.0).json()["ranks"]
     assert rank["state_slots"]["in_use"] == rank["kv_tokens"]["in_use"] == 0
     assert rank["num_hook_faults"] == 0

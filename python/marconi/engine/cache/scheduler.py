@@ -16,7 +16,7 @@ Owner: the scheduler's thread.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
@@ -35,9 +35,6 @@ from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
 from marconi.policy.request import Lease, Request
-
-if TYPE_CHECKING:
-    pass
 
 PLAN: Final = "marconi_plan"
 """On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: a plan, for its next batch."""
