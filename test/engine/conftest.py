@@ -39,7 +39,7 @@ StartServer = Callable[..., ServerProcess]
 EntryPoint = Callable[[Sequence[str]], tuple[str, ...]]
 
 # Every server of the tests checks itself when it is idle, and says at once what it did.
-os.environ |= {"MARCONI_CHECK_INVARIANTS": "idle", "MARCONI_REPORT_INTERVAL_S": "0.1"}
+os.environ |= {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1", "MARCONI_REPORT_INTERVAL_S": "0.1"}
 
 POOLS = (
     "--max-total-tokens",

@@ -2,7 +2,8 @@
 
 The plan says where a prefill is to leave states (`policy/admission/plan.py`). A state's slot is taken when a chunk that
 passes its position is about to run, and only beside what is *reserved*: memory that requests take before the states of
-this chunk join the tree. Where no such slot is free,
+this chunk join the tree. Those of the batch take the rest of their KV and of their slots, those that may still begin
+all of theirs, and each other that runs, or may, locks a state that it starts from. Where no slot is free beside that,
 
     one must be free once all that is evictable has been evicted, but for states that waiting requests start from;
     a state that nobody has asked for must be worth more than the next victim (`HybridCache.deserves`).
@@ -10,9 +11,9 @@ this chunk join the tree. Where no such slot is free,
 A state without a slot is not kept: a miss later on, of which the cause is remembered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from marconi.lifecycle.pools import NOTHING, Amount, Pool, SlotT_co
 from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
@@ -55,10 +56,48 @@ class Device(Protocol[SlotT_co]):
         ...
 
 
-def by_precedence(chunks: Sequence[tuple[RunningRequest | None, int, int]]) -> list[tuple[int, int]]:
-    """Row and depth of the states that are planned within `chunks` and have no slot, in the order in which they get it.
+class Missing(NamedTuple):
+    """A request of the next batch: the memory that its prefill has yet to take, and whether it has locked a state."""
 
-    Each chunk is a request, None for one that plans nothing, and the tokens that it starts after and ends at.
+    num_tokens: int
+    num_slots: int
+    is_holding: bool
+
+
+class Rows(NamedTuple):
+    """The requests that may run at once."""
+
+    num_rows: int
+    num_free: int
+    """Rows that are left once the batch has its own."""
+    num_slots: int
+    """Slots that each of them holds."""
+    num_locked: int
+    """States that are locked for those that run."""
+
+
+def reserved(batch: Sequence[Missing], rows: Rows, are_slots_shared: bool) -> Amount:
+    """Memory that requests take before the states of the next prefill, of `batch`, join the tree.
+
+    A locked state takes a slot from others only where the tree's states and requests share them.
+    """
+    num_slots = sum([each.num_slots for each in batch]) + max(rows.num_free, 0) * rows.num_slots
+    if are_slots_shared:
+        num_locked_by_others = rows.num_locked - sum([each.is_holding for each in batch])
+        num_slots += max(rows.num_rows - len(batch) - num_locked_by_others, 0)
+    return Amount(sum([each.num_tokens for each in batch]), num_slots)
+
+
+def grant(
+    chunks: Sequence[tuple[RunningRequest | None, int, int]],
+    device: Device[SlotT_co],
+    reserve: Callable[[], Amount],
+    now_s: float,
+) -> list[tuple[int, int, SlotT_co | None]]:
+    """Take slots for the states that are planned within `chunks`, by precedence; row, depth and slot of each.
+
+    Each chunk is a request, None for one that plans nothing, and the tokens that it starts after and ends at. `reserve`
+    is asked for what is `reserved` if anything is planned.
     """
     planned = [
         (run.plan.precedence(depth), row, depth)
@@ -67,15 +106,22 @@ def by_precedence(chunks: Sequence[tuple[RunningRequest | None, int, int]]) -> l
         for depth in run.plan.depths
         if start < depth <= end and depth not in run.granted
     ]
-    return [(row, depth) for _, row, depth in sorted(planned)] if planned else []
+    if not planned:
+        return []
+    beside, slots = reserve(), list[tuple[int, int, SlotT_co | None]]()
+    for _, row, depth in sorted(planned):
+        run = chunks[row][0]
+        assert run is not None, "it plans a state"
+        slots.append((row, depth, take_planned(run, depth, device, beside, now_s)))
+    return slots
 
 
 def take_planned(
-    run: RunningRequest, depth: int, device: Device[SlotT_co], reserved: Amount, now_s: float
+    run: RunningRequest, depth: int, device: Device[SlotT_co], beside: Amount, now_s: float
 ) -> SlotT_co | None:
-    """A slot for the state that `run` plans at `depth`; None, and the cause noted, where it gets none."""
+    """A slot for the state that `run` plans at `depth`, beside what is reserved; None, and why, where it gets none."""
     slot = None
-    if _may_take(run, depth, device, reserved, now_s) and (slot := device.pools.take_planned()) is None:
+    if _may_take(run, depth, device, beside, now_s) and (slot := device.pools.take_planned()) is None:
         device.evict_state(now_s)
         slot = device.pools.take_planned()
     if slot is not None:
@@ -93,12 +139,12 @@ def may_keep_end(device: Device[object], now_s: float) -> bool:
     return device.pools.promise()
 
 
-def _may_take(run: RunningRequest, depth: int, device: Device[object], reserved: Amount, now_s: float) -> bool:
+def _may_take(run: RunningRequest, depth: int, device: Device[object], beside: Amount, now_s: float) -> bool:
     pools, hybrid = device.pools, device.hybrid
-    if pools.spares_slot(NOTHING, reserved):
+    if pools.spares_slot(NOTHING, beside):
         return True
     num_tokens, num_states = device.evictable()
-    if not pools.spares_slot(Amount(num_tokens, num_states - hybrid.num_awaited), reserved):
+    if not pools.spares_slot(Amount(num_tokens, num_states - hybrid.num_awaited), beside):
         return False
     role = run.plan.roles.get(depth)
     return role is None or hybrid.deserves(run.lease, depth, role, run.granted, pools.state_need, now_s)

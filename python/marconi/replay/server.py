@@ -27,9 +27,10 @@ On a block trace, a state beyond what is known of a request stands at the end of
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 
 from marconi.lifecycle.pools import NOTHING, Amount
-from marconi.lifecycle.running import RunningRequest, by_precedence, may_keep_end, take_planned
+from marconi.lifecycle.running import Missing, Rows, RunningRequest, grant, may_keep_end, reserved, take_planned
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.counters import Counters
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
@@ -193,10 +194,10 @@ class ServerReplay:
     def take_chunks(self, chunks: Sequence[tuple["ReplayedRequest", int]]) -> None:
         """Take memory for the next chunk of each request of a batch, up to the tokens that stand beside it."""
         if self.hybrid.admission.plans_ahead:
-            planned = by_precedence([(run, run.num_computed, end) for run, end in chunks])
-            reserved = self._reserved(chunks) if planned else NOTHING
-            for row, depth in planned:
-                chunks[row][0].take_planned([depth], reserved)
+            planned = [(run, run.num_computed, end) for run, end in chunks]
+            for row, depth, slot in grant(planned, self, partial(self._reserved, chunks), chunks[0][0].now_s):
+                if slot is not None:
+                    chunks[row][0].has_slot(depth)
         # SGLang asks for the KV of a batch at once.
         suffix = self.page_tokens if self.page_tokens > 1 else 0
         num_asked, now_s = 0, chunks[0][0].now_s
@@ -216,19 +217,9 @@ class ServerReplay:
 
     def _reserved(self, chunks: Sequence[tuple["ReplayedRequest", int]]) -> Amount:
         """Memory that requests take before the states of the next prefill, of `chunks`, join the tree."""
-        scheduling = self.scheduling
-        num_tokens = num_slots = num_holding = 0
-        for run, _ in chunks:
-            missing = run.missing
-            num_tokens += missing.num_tokens + self.page_tokens
-            num_slots += missing.num_states
-            num_holding += run.is_holding
-        # Another request takes its working slots, and each other that runs, or may, locks a state that it starts from.
-        num_slots += max(scheduling.max_running - self.num_prefilled, 0) * scheduling.num_working_slots
-        if self.pools.are_slots_shared:
-            num_others_holding = len(self.hybrid.tree.locked) - num_holding
-            num_slots += max(scheduling.max_running - len(chunks) - num_others_holding, 0)
-        return Amount(num_tokens, num_slots)
+        num_rows, num_slots = self.scheduling.max_running, self.scheduling.num_working_slots
+        rows = Rows(num_rows, num_rows - self.num_prefilled, num_slots, len(self.hybrid.tree.locked))
+        return reserved([run.missing for run, _ in chunks], rows, self.pools.are_slots_shared)
 
     def free_tokens(self, num_tokens: int, now_s: float) -> None:
         """Evict until so many tokens of KV are free, or nothing is left to evict."""
@@ -313,15 +304,12 @@ class ReplayedRequest(RunningRequest):
         return Amount(num_tokens, server.scheduling.num_working_slots - self._num_working_slots + 1)
 
     @property
-    def is_holding(self) -> bool:
-        """Whether it has locked a state."""
-        return self._held is not None
-
-    @property
-    def missing(self) -> Amount:
-        """Memory that its prefill has yet to take: KV, and working slots."""
-        num_slots = self._server.scheduling.num_working_slots - self._num_working_slots
-        return Amount(self._request.num_prompt_tokens - self.num_computed, num_slots)
+    def missing(self) -> Missing:
+        """Memory that its prefill has yet to take: KV, a page beyond it, and working slots."""
+        server = self._server
+        num_tokens = self._request.num_prompt_tokens - self.num_computed + server.page_tokens
+        num_slots = server.scheduling.num_working_slots - self._num_working_slots
+        return Missing(num_tokens, num_slots, self._held is not None)
 
     def begin(
         self,
@@ -348,12 +336,10 @@ class ReplayedRequest(RunningRequest):
         """Take memory for the prompt up to `end`, beyond the computed tokens, in a batch of its own."""
         self._server.take_chunks(((self, end),))
 
-    def take_planned(self, depths: Sequence[int], reserved: Amount) -> list[int]:
-        """Take slots for planned states, the first first, beside what is reserved; returns those that have one."""
-        taken = [depth for depth in depths if take_planned(self, depth, self._server, reserved, self.now_s)]
-        self._num_slots += len(taken)
-        self._waiting = sorted([*self._waiting, *taken])
-        return taken
+    def has_slot(self, depth: int) -> None:
+        """The planned state at `depth` has a slot."""
+        self._num_slots += 1
+        self._waiting = sorted([*self._waiting, depth])
 
     def allocate_chunk(self, end: int) -> None:
         """Take KV up to `end`, which is free."""
@@ -472,10 +458,10 @@ class BaselineRequest(ReplayedRequest):
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
         waiting = self._waiting
-        last = waiting[-1:] if but_last else []
-        deepest_first = waiting[: len(waiting) - len(last)][::-1]
-        taken = self.take_planned(deepest_first, NOTHING)
-        self._waiting = [*reversed(taken), *last]
+        self._waiting = waiting[-1:] if but_last else []
+        for depth in waiting[: len(waiting) - len(self._waiting)][::-1]:
+            if take_planned(self, depth, self._server, NOTHING, self.now_s) is not None:
+                self.has_slot(depth)
 
     def _ends(self) -> Sequence[int]:
         return [depth for depth in self.plan.depths if depth > self._request.num_prompt_tokens]

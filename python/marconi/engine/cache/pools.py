@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from marconi.engine.cache.tree_core import NEEDS, MarconiTreeCore
 from marconi.engine.reports.status import Use
 from marconi.lifecycle.pools import Amount
+from marconi.lifecycle.running import Missing, Rows, reserved
 from marconi.policy.base import Need
 from marconi.tree import Freed, Node
 
@@ -103,12 +104,25 @@ class DevicePools:
         """True if a request that starts from `source` finds a slot for its copy: SGLang evicts for it."""
         return True
 
-    def reserved(self, reqs: "list[Req]", num_sources: int) -> Amount:
+    def reserved(self, reqs: "list[Req]", num_locked: int) -> Amount:
         """Memory that requests take before the states of the next prefill, of `reqs`, join the tree.
 
-        `num_sources` states are locked now.
+        `num_locked` states are locked now. SGLang takes slots for `reqs` in `mem_cache/allocation.py:
+        ensure_mamba_capacity`, and a page beyond the KV of each.
         """
-        return Amount(0, num_reserved_slots(reqs, self.req_to_token_pool, num_sources))
+        pool = self.req_to_token_pool
+        page = self.token_to_kv_pool_allocator.page_size
+        num_tracking = pool.mamba_initial_tracking_slots
+        batch = [
+            Missing(
+                len(req.full_untruncated_fill_ids) - req.prefix_len + page,
+                (not req.kv.holds_mamba) + (num_tracking if req.kv.mamba_ping_pong_track_buffer is None else 0),
+                req.kv.cache_protected_len > 0,
+            )
+            for req in reqs
+        ]
+        num_free = pool.available_size() - sum([req.kv.req_pool_idx is None for req in reqs])
+        return reserved(batch, Rows(pool.size, num_free, 1 + num_tracking, num_locked), self.are_slots_shared)
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """True if a slot beyond `reserved` is free once everything `evictable` is evicted."""
@@ -167,32 +181,6 @@ class DevicePools:
     def give_back(self, core: MarconiTreeCore) -> None:
         """Give SGLang's allocators what the tree no longer holds."""
         core.memory.give_back(self.token_to_kv_pool_allocator, self.state_slots)
-
-
-def num_reserved_slots(reqs: "list[Req]", req_to_token_pool: Any, num_sources: int) -> int:
-    """Slots that are taken before the states of the next prefill, of `reqs`, join the tree.
-
-    Those of requests, and of states: every other request that runs, or may, in place of one that ends first, starts
-    from a state of its own, which it locks: `num_sources` are locked now.
-    """
-    num_locked_by_others = num_sources - sum([req.kv.cache_protected_len > 0 for req in reqs])
-    num_to_lock = req_to_token_pool.size - len(reqs) - num_locked_by_others
-    return num_slots_of_requests(reqs, req_to_token_pool) + max(num_to_lock, 0)
-
-
-def num_slots_of_requests(reqs: "list[Req]", req_to_token_pool: Any) -> int:
-    """Slots that requests take before the states of the next prefill, of `reqs`, join the tree.
-
-    By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still start:
-    each its working slot and its tracking slots.
-    """
-    num_tracking = req_to_token_pool.mamba_initial_tracking_slots
-    num_needed, num_others = 0, req_to_token_pool.available_size()
-    for req in reqs:
-        kv = req.kv
-        num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
-        num_others -= kv.req_pool_idx is None
-    return num_needed + max(num_others, 0) * (1 + num_tracking)
 
 
 def num_drawn(slots: Any) -> int:

@@ -5,10 +5,10 @@
     checkpoint_into_tree    after a prefill: those states join the tree, at their exact positions; after the last token:
                             the working state does
     evict                   victims one by one, their memory back in one piece
-    locks, sizes            SGLang's own, over `core/tree_core.py`
+    locks, sizes            SGLang's own, over `tree_core.py`
 
 Which planned states get a slot is decided by `lifecycle/running.py`, as in the replay; how memory is divided is
-the pools' (`core/pools.py`).
+the pools' (`pools.py`).
 
 With pages of one token the state at a request's end is its working state, which stands after the last token that was
 computed, whether scheduling overlaps or not, and nothing is tracked (`scheduler.py`); of accepted drafts, see
@@ -73,7 +73,7 @@ from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.int8.pools import Int8Pools
 from marconi.engine.joint.pools import JointMemory, JointPools
-from marconi.engine.launch.flags import Check, Explain, Flags
+from marconi.engine.launch.flags import Explain, Flags
 from marconi.engine.launch.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.launch.running import may_track
 from marconi.engine.prefill.checkpoint import Checkpoint
@@ -87,8 +87,8 @@ from marconi.engine.reports.status import CacheSettings, HostUse, Status, StoreU
 from marconi.engine.reports.trail import Trail
 from marconi.events.base import StoreReach
 from marconi.events.tree_log import Tenant, TreeLog
-from marconi.lifecycle.pools import NOTHING, Amount
-from marconi.lifecycle.running import by_precedence, may_keep_end, take_planned
+from marconi.lifecycle.pools import Amount
+from marconi.lifecycle.running import grant, may_keep_end
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
 from marconi.policy.base import Costs, Need
@@ -191,8 +191,6 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.stops = LastStops()
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
         assert self.req_to_token_pool.req_to_token.dtype is torch.int32, "rows of token indices are of int32"
-        if flags.check_invariants is Check.IDLE:
-            envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK.set(True)
         reports_metrics = params.enable_metrics and first_rank is not None
         self.num_running = 0
         """Requests between their first prefill and their end, of those that may leave something."""
@@ -404,13 +402,10 @@ class MarconiRadixCache(UnifiedRadixCache):
             if (steps := notes_of(req).steps) is not None:
                 steps.computes(req.extend_end, self.moments.now())
         chunks = [(run, req.prefix_len, req.extend_end) for req, run in zip(reqs, runs, strict=True)]
-        planned = by_precedence(chunks) if self.plans else []
-        reserved = self._reserved(reqs) if planned else NOTHING
         checkpoints: list[Checkpoint] = []
-        for row, depth in planned:
+        for row, depth, slot in grant(chunks, self, partial(self._reserved, reqs), now_s) if self.plans else ():
             run, req = runs[row], reqs[row]
             assert run is not None, "it plans a state"
-            slot = take_planned(run, depth, self, reserved, now_s)
             if slot is not None:
                 checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
                 checkpoints.append(checkpoint)

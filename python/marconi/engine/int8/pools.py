@@ -19,19 +19,16 @@ Source of what it extends: `srt/mem_cache/mamba_checkpoint_pool.py`, `srt/mem_ca
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.mamba_checkpoint_pool import MambaCheckpointPool
 
-from marconi.engine.cache.pools import DevicePools, Targets, num_drawn, num_slots_of_requests
+from marconi.engine.cache.pools import DevicePools, Targets, num_drawn
 from marconi.engine.cache.tree_core import MarconiTreeCore
 from marconi.lifecycle.pools import Amount
 from marconi.tree import Freed, Node
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
 
 
 class Int8Pools(DevicePools):
@@ -68,10 +65,6 @@ class Int8Pools(DevicePools):
         """True if a live slot is free; those that SGLang has drawn for what waits are as well."""
         live = self.req_to_token_pool.mamba_allocator
         return int(live.available_size()) + num_drawn(live) > 0
-
-    def reserved(self, reqs: "list[Req]", num_sources: int) -> Amount:
-        """Live slots; what a request starts from takes none."""
-        return Amount(0, num_slots_of_requests(reqs, self.req_to_token_pool))
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """A live slot is free beyond `reserved`, and a checkpoint."""

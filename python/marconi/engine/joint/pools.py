@@ -32,7 +32,7 @@ Sources: `srt/mem_cache/allocator/unified_mamba.py`, `srt/mem_cache/allocator/un
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -44,9 +44,6 @@ from marconi.engine.reports.status import Use
 from marconi.lifecycle.pools import Amount
 from marconi.policy.base import Need
 from marconi.tree import Freed, Node
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
 
 
 class JointMemory:
@@ -155,12 +152,6 @@ class JointPools(DevicePools):
         num_tokens = core.memory.num_unprotected_tokens(source)
         beside = self._evictable_bytes(core) - memory.bytes_of(num_tokens, int(not source.num_locks))
         return lendable + beside >= memory.state_bytes
-
-    def reserved(self, reqs: "list[Req]", num_sources: int) -> Amount:
-        """Also the KV that the rest of their prompts takes."""
-        page = self.token_to_kv_pool_allocator.page_size
-        num_tokens = sum([len(req.full_untruncated_fill_ids) - req.prefix_len + page for req in reqs])
-        return Amount(num_tokens, super().reserved(reqs, num_sources).num_states)
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """Compare in bytes."""

@@ -25,13 +25,6 @@ BACKEND: Final = "marconi"
 """The value of `--radix-cache-backend` that selects this cache."""
 
 
-class Check(StrEnum):
-    """When the cache checks its invariants."""
-
-    OFF = "off"
-    IDLE = "idle"
-
-
 class Explain(StrEnum):
     """Whether the cache notes why requests missed."""
 
@@ -56,7 +49,6 @@ class Flags:
     eviction: PolicySpec = PolicySpec("best")  # noqa: RUF009 - frozen
     admission: str = JUDICIOUS
     ghost_tokens: int = 10_000_000
-    check_invariants: Check = Check.OFF
     report_interval_s: float = 60.0
     time: Time = Time.SECONDS
     events: TcpAddress | None = None
@@ -199,13 +191,6 @@ SPECS = (
         partial(_at_least_0, int, "tokens"),
         "How many tokens of evicted prefixes to remember, so that a prefix that returns counts as seen before; 4 bytes "
         "of host memory each, and 0.8 KB for each prefix.",
-    ),
-    _Spec(
-        "check_invariants",
-        *_choice(Check),
-        "When to check that tree, locks and budgets agree: never, or each time the scheduler becomes idle (takes time "
-        "in proportion to the tree).",
-        is_flag=False,
     ),
     _Spec(
         "report_interval_s",

@@ -220,7 +220,7 @@ class CacheStats:
         return (
             f"{memory}, page {cache.page_size}, "
             f"{_ADMISSIONS[choice.admission]}, "
-            f"eviction {choice.eviction}{self._parameter()}, invariants checked: {cache.flags.check_invariants}"
+            f"eviction {choice.eviction}{self._parameter()}"
         )
 
     def _parameter(self) -> str:
