@@ -97,7 +97,9 @@ QUICK = {
     "int8-few-live",
     "int8-in-flight-extra-buffer",
 }
-REQUESTS = (*agents(seed=5, num_sessions=12), *forks(seed=6, num_requests=60))
+AT_ONCE = tuple(each for request in forks(seed=8, num_requests=20) for each in (request, request))
+"""Two that leave the same states: what the second one leaves comes back."""
+REQUESTS = (*agents(seed=5, num_sessions=12), *AT_ONCE, *forks(seed=6, num_requests=30))
 
 
 @pytest.mark.parametrize(
