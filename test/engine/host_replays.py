@@ -171,11 +171,26 @@ def serve_beside_each_other(
         if next(running[index][1], running) is running:
             del running[index]
         if not running:
-            real.check_invariants()
-            brain.check_invariants()
-            free = brain.pools.num_free_tokens, brain.pools.num_free_slots
-            assert real.lendable == free, f"the server can lend {real.lendable}, its replay {free}"
+            _check_alike(real, brain)
     return hits
+
+
+def serve_one_after_the_other(
+    real: HostReplay, brain: ServerReplay, requests: Sequence[Request]
+) -> list[tuple[int | None, int]]:
+    """What each request hits in both, at its own arrival; in between, both could lend as much."""
+    hits = []
+    for request in requests:
+        hits.append((real.serve(request), brain.serve(request)))
+        _check_alike(real, brain)
+    return hits
+
+
+def _check_alike(real: HostReplay, brain: ServerReplay) -> None:
+    real.check_invariants()
+    brain.check_invariants()
+    free = brain.pools.num_free_tokens, brain.pools.num_free_slots
+    assert real.lendable == free, f"the server can lend {real.lendable}, its replay {free}"
 
 
 def serve(replay: HostReplay, requests: Sequence[Request]) -> list[int | None]:
