@@ -130,6 +130,21 @@ def test_what_loads_no_faster_than_it_is_computed_is_neither_kept_nor_loaded() -
     assert slow.tier.copies.num_states == 0
 
 
+def test_a_copy_stays_while_it_is_loaded_though_the_host_has_no_room_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device evicts for the load would take its place: the host has room for one state."""
+    load, loaded = HybridCache.load, []
+
+    def load_a_copy(hybrid: HybridCache, request: Request, depth: int, num_tokens: int) -> float:
+        hosted = hybrid.match(request).hosted
+        loaded.append((None if hosted is None else hosted.depth, depth))
+        return load(hybrid, request, depth, num_tokens)
+
+    monkeypatch.setattr(HybridCache, "load", load_a_copy)
+    Server(by_worth(HostMemory(40, 1)), Pools(60, 3)).serve(TRACE)
+    assert loaded
+    assert all(hosted == depth for hosted, depth in loaded), loaded
+
+
 def test_a_request_waits_for_its_load_and_computes_the_rest() -> None:
     server = Server(by_worth(PLENTY, bytes_per_s=20.0), Pools(30, 4))
     first = request("abcdefghijklmnop", "qrst", 0.0)
