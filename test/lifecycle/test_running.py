@@ -57,7 +57,8 @@ def test_what_is_reserved_is_what_every_row_may_still_take(rows: list[Row], are_
 
 def serving(num_slots: int) -> ServerReplay:
     """An empty cache of LRU, with one slot for each request."""
-    hybrid = HybridCache(RadixTree(1, max_ghosts=20), Judicious(1), Order(SeparateLru(frozenset({Need.KV, Need.STATE}))))
+    rule = SeparateLru(frozenset({Need.KV, Need.STATE}))
+    hybrid = HybridCache(RadixTree(1, max_ghosts=20), Judicious(1), Order(rule))
     return ServerReplay(hybrid, Pools(1000, num_slots), Scheduling())
 
 
