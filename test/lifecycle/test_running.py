@@ -22,6 +22,7 @@ from marconi.tree import RadixTree
 
 NUM_SLOTS = 3
 """Slots of a request."""
+PAGE_TOKENS = 4
 
 
 class Row(NamedTuple):
@@ -45,13 +46,13 @@ def test_what_is_reserved_is_what_every_row_may_still_take(rows: list[Row], are_
     """Row by row: the rest of a batch, all of whoever may come, and a state each to start from."""
     # Those that run beside the batch have all their slots.
     rows = [row if row.is_free or row.is_in_batch else row._replace(num_slots=NUM_SLOTS) for row in rows]
-    num_tokens = sum(row.num_tokens for row in rows if row.is_in_batch)
+    num_tokens = sum(row.num_tokens + PAGE_TOKENS for row in rows if row.is_in_batch)
     num_slots = sum(NUM_SLOTS - row.num_slots for row in rows)
     if are_slots_shared:
         num_slots += sum(not row.is_holding for row in rows if not row.is_in_batch)
     batch = [Missing(row.num_tokens, NUM_SLOTS - row.num_slots, row.is_holding) for row in rows if row.is_in_batch]
     num_free, num_locked = sum(row.is_free for row in rows), sum(row.is_holding for row in rows)
-    found = reserved(batch, Rows(len(rows), num_free, NUM_SLOTS, num_locked), are_slots_shared)
+    found = reserved(batch, Rows(len(rows), num_free, NUM_SLOTS, num_locked, PAGE_TOKENS), are_slots_shared)
     assert found == Amount(num_tokens, num_slots)
 
 

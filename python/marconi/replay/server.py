@@ -218,7 +218,8 @@ class ServerReplay:
     def _reserved(self, chunks: Sequence[tuple["ReplayedRequest", int]]) -> Amount:
         """Memory that requests take before the states of the next prefill, of `chunks`, join the tree."""
         num_rows, num_slots = self.scheduling.max_running, self.scheduling.num_working_slots
-        rows = Rows(num_rows, num_rows - self.num_prefilled, num_slots, len(self.hybrid.tree.locked))
+        num_free, num_locked = num_rows - self.num_prefilled, len(self.hybrid.tree.locked)
+        rows = Rows(num_rows, num_free, num_slots, num_locked, self.page_tokens)
         return reserved([run.missing for run, _ in chunks], rows, self.pools.are_slots_shared)
 
     def free_tokens(self, num_tokens: int, now_s: float) -> None:
@@ -305,11 +306,9 @@ class ReplayedRequest(RunningRequest):
 
     @property
     def missing(self) -> Missing:
-        """Memory that its prefill has yet to take: KV, a page beyond it, and working slots."""
-        server = self._server
-        num_tokens = self._request.num_prompt_tokens - self.num_computed + server.page_tokens
-        num_slots = server.scheduling.num_working_slots - self._num_working_slots
-        return Missing(num_tokens, num_slots, self._held is not None)
+        """Memory that its prefill has yet to take: KV, and working slots."""
+        num_slots = self._server.scheduling.num_working_slots - self._num_working_slots
+        return Missing(self._request.num_prompt_tokens - self.num_computed, num_slots, self._held is not None)
 
     def begin(
         self,

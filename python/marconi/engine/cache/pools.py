@@ -108,21 +108,21 @@ class DevicePools:
         """Memory that requests take before the states of the next prefill, of `reqs`, join the tree.
 
         `num_locked` states are locked now. SGLang takes slots for `reqs` in `mem_cache/allocation.py:
-        ensure_mamba_capacity`, and a page beyond the KV of each.
+        ensure_mamba_capacity`.
         """
         pool = self.req_to_token_pool
-        page = self.token_to_kv_pool_allocator.page_size
         num_tracking = pool.mamba_initial_tracking_slots
         batch = [
             Missing(
-                len(req.full_untruncated_fill_ids) - req.prefix_len + page,
+                len(req.full_untruncated_fill_ids) - req.prefix_len,
                 (not req.kv.holds_mamba) + (num_tracking if req.kv.mamba_ping_pong_track_buffer is None else 0),
                 req.kv.cache_protected_len > 0,
             )
             for req in reqs
         ]
         num_free = pool.available_size() - sum([req.kv.req_pool_idx is None for req in reqs])
-        return reserved(batch, Rows(pool.size, num_free, 1 + num_tracking, num_locked), self.are_slots_shared)
+        page = self.token_to_kv_pool_allocator.page_size
+        return reserved(batch, Rows(pool.size, num_free, 1 + num_tracking, num_locked, page), self.are_slots_shared)
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """True if a slot beyond `reserved` is free once everything `evictable` is evicted."""
