@@ -5,8 +5,8 @@ assertion on a GPU, and every other request in flight is lost with it. The other
 likewise (`docs/requests.md` lists them). What SGLang answers is answered here, too: stop tokens outside the
 vocabulary, which end it beside a request with `min_new_tokens`, are left out, since none is ever generated.
 
-Checkpoints that a request asks for (`hints.py`) are looked at here, too: what makes no sense is refused, and one that
-only wants its prompt cached is made to ask.
+Checkpoints that a request asks for (`http/hints.py`) are looked at here, too: what makes no sense is refused, and one
+that only wants its prompt cached is made to ask.
 
 Put in where a server with our backend resolves its arguments. With `--tokenizer-worker-num` above 1 the workers
 validate in processes of their own, which are not guarded.

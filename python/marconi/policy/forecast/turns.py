@@ -16,7 +16,8 @@ stays) and for others; a name space with fewer than `MIN_OWN` uses the distances
 they are outnumbered:
 
     one at 0, a little less at 1, a part at each cold distance      if nothing is known of the template
-    two at the distance                                             if the template is known (`chat_template.py`)
+    two at the distance                                             if the template is known
+                                                                    (`engine/http/chat_template.py`)
 
 With n(d) of n in all at distance d, of which m are beyond 0, a prompt leaves states at
 
