@@ -73,7 +73,7 @@ class Machine:
         return self.platform is Platform.CPU
 
     def over(self, times_ranks: int) -> "Machine":
-        """The same cards, with the model over so many times as many."""
+        """The same cards, with the model over `times_ranks` times as many."""
         if self.weights is None:
             return self
         return replace(self, weights=replace(self.weights, amount=self.weights.amount / times_ranks))

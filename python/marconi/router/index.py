@@ -380,7 +380,7 @@ class FleetIndex:
         return found
 
     def _states_after(self, space: Space, chain: Chain, num_blocks: int) -> Iterator[tuple[int, int]]:
-        """`(depth, workers that can start there)` of the states after so many blocks of a chain, deepest first."""
+        """`(depth, workers that can start there)` of the states after `num_blocks` of a chain, deepest first."""
         block_hash = chain.hashes[num_blocks - 1] if num_blocks else None
         depth = num_blocks * self.block_tokens
         if chain.tail is not None:

@@ -163,8 +163,8 @@ class Inside:
     checkpoints: tuple[Checkpoint, ...]
     windows: Spans
     """The inputs that the convolution's window at each takes in."""
-    goes_on_from_windows: bool
-    """True if any of them is fewer than a window has."""
+    continues_windows: bool
+    """True if a window continues that of the prefix: its inputs do not fill it."""
     states: Spans
     """The tokens from a chunk's start to each."""
     chunk_ends: ChunkEnds | None
