@@ -78,7 +78,7 @@ def prompt_of(ids: Sequence[int], space: HashSpace, block_tokens: int, key: byte
     try:
         packed = np.asarray(ids, dtype="<i8")
     except OverflowError:
-        raise ValueError("a token id must be below 2^63: one is beyond 63 bits") from None
+        raise ValueError("a token id must be below 2^63, got one beyond 63 bits") from None
     if len(packed) and int(packed.min()) < 0:
         raise ValueError(f"a token id must be 0 or more, got {int(packed.min())}")
     text = packed.tobytes()

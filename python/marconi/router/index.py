@@ -138,7 +138,7 @@ class FleetIndex:
     def add_worker(self, worker: str) -> None:
         """Add a worker that holds nothing yet; `ValueError` if it is known."""
         if worker in self._holdings:
-            raise ValueError(f"worker {worker!r} is known already")
+            raise ValueError(f"a worker must be new, got {worker!r} again")
         self._set_holding(worker, self._new_holding())
 
     def remove_worker(self, worker: str) -> None:
