@@ -184,13 +184,13 @@ def test_a_request_that_fails_fails_the_demo_instead_of_being_waited_for(num_ans
 
 def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path, refused: Callable[..., str]) -> None:
     assert "invalid choice: 'lstm'" in refused("demo", "--family", "lstm")
-    assert "'0' is not a whole number, 1 or more" in refused("demo", "--context-chars", "0")
+    assert "must be a whole number, 1 or more, got '0'" in refused("demo", "--context-chars", "0")
     gone = str(tmp_path / "gone")
-    assert f"{gone!r} does not exist" in refused("demo", "--model-path", gone)
+    assert f"got {gone!r}, which does not exist" in refused("demo", "--model-path", gone)
     nowhere = str(tmp_path / "no" / "such.json")
-    assert "does not exist" in refused("demo", "--json", nowhere)
+    assert "--json must be in an existing folder" in refused("demo", "--json", nowhere)
     assert "has no recurrent layers" in refused("demo", "--model-path", str(attention_model))
-    assert "is a folder: give a file" in refused("demo", "--json", str(tmp_path))
+    assert "--json must be a file, got the folder" in refused("demo", "--json", str(tmp_path))
     assert "invalid choice: 'rnn'" in refused("tiny-model", "--family", "rnn", "--out", gone)
 
 

@@ -223,7 +223,7 @@ def test_who_shares_too_little_does_not_wait_and_others_are_not_held_up() -> Non
 
 def test_a_block_cache_is_refused() -> None:
     server = BlockServer("lru-block", 100, 2, Costs(1, 0, float))
-    with pytest.raises(ValueError, match="--mode serial"):
+    with pytest.raises(ValueError, match="--mode must be serial"):
         queueing.replay(worlds.conversations(unit_tokens=2), server, SPEED, Batching())
 
 

@@ -266,9 +266,9 @@ def test_a_stored_state_shallower_than_the_hosts_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("lru", "policy 'lru': --storage-memory: what stock SGLang writes to a store is not replayed: leave it out"),
+        ("lru", "policy 'lru': --storage-memory must be left out for stock SGLang, whose writes are not replayed"),
         ("gdsf", "with a host tier the policy must be one of"),
-        ("lfu", "a block cache has no host tier"),
+        ("lfu", "--host-memory must be left out for a block cache"),
     ],
 )
 def test_a_policy_without_copies_by_worth_is_refused(policy: str, message: str) -> None:

@@ -1,7 +1,7 @@
 """A plan: how to divide memory between KV and states, and by which rule to evict, for one kind of traffic.
 
-Candidates, each replayed on the trace as a server would serve it (`server.py`: the slots that a request works on, steps
-and speculative states included), for each amount of memory:
+Candidates, each replayed on the trace as a server would serve it (`replay/server.py`: the slots that a request works
+on, steps and speculative states included), for each amount of memory:
 
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       its default rule in one pool, to see what a division costs, and in two at the same ratios

@@ -111,10 +111,10 @@ def _folder_of(model: str | None) -> Path | None:
 def _drawn(args: argparse.Namespace) -> Trace:
     """The trace of a workload."""
     if args.half != Half.ALL:
-        raise ValueError(f"--half {args.half}: a drawn trace has no halves, another --seed gives another trace")
+        raise ValueError(f"--half must be all for a drawn trace, got {args.half}: another --seed draws another trace")
     for flag, value in (("--tokenizer", args.tokenizer), ("--format", args.format)):
         if value is not None:
-            raise ValueError(f"{flag}: a drawn trace is read from no file")
+            raise ValueError(f"{flag} must be left out for a drawn trace, got {value}")
     demand = Demand(
         num_sessions=DEFAULT_NUM_SESSIONS if args.max_sessions is None else args.max_sessions,
         session_rate=SESSION_RATE if args.session_rate is None else args.session_rate,
@@ -197,6 +197,6 @@ def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[Memory
     if others and in_blocks:
         known = ", ".join(policy.name for policy in known_policies().values() if policy.caches_blocks)
         raise ValueError(
-            f"memory '{in_blocks[0].amount}blocks': policy {others[0]!r} caches no blocks, an amount of bytes is "
-            f"right, as 40GB (blocks are for {known})"
+            f"memory must be an amount of bytes such as 40GB for policy {others[0]!r}, got "
+            f"'{in_blocks[0].amount}blocks' (blocks are for {known})"
         )

@@ -12,7 +12,7 @@ Reading takes the bytes over `bytes_per_s`, before the load and the prefill. A w
 pages are the trace's units, and the speed is known from the start, which a server measures.
 
 Source of what it stands for: `engine/store/cache.py`, and SGLang 0.5.23's `srt/mem_cache/hicache_storage.py` and
-`storage/file/lru_file_evictor.py`, with `max_size`.
+`srt/mem_cache/storage/file/lru_file_evictor.py`, with `max_size`.
 """
 
 from collections import OrderedDict

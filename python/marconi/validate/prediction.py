@@ -53,7 +53,7 @@ class Predicted(NamedTuple):
 
 
 def replay_of(cache: ServedCache, flops: PrefixFlops) -> ServerReplay:
-    """Build the replay that stands for a server; `flops` is what a prefix of so many tokens saves."""
+    """Build the replay that stands for a server; `flops` returns what a prefix saves, by its number of tokens."""
     settings, page = cache.settings, cache.settings.page_tokens
     choice = PolicyChoice(
         cache.eviction,

@@ -51,7 +51,7 @@ class ServedCache:
     def of(cls, ranks: Sequence[Mapping[str, Any]], info: Mapping[str, Any]) -> "ServedCache":
         """Read `GET /marconi` and `GET /server_info`; `ValueError`, in one line, for what no replay stands for."""
         if len(ranks) != 1:
-            raise ValueError(f"the server has {len(ranks)} data-parallel ranks, and one is replayed: start it with one")
+            raise ValueError(f"the server must have one data-parallel rank, got {len(ranks)}")
         (rank,) = ranks
         try:
             cache = msgspec.convert({**rank, "max_prompt_tokens": _max_prompt_tokens(info)}, cls)

@@ -75,11 +75,11 @@ class DevicePools:
         return self.amounts(self.token_to_kv_pool_allocator.available_size(), slots.schedulable_available_size())
 
     def amounts(self, num_tokens: int, num_states: int) -> Mapping[Need, int]:
-        """The part of it that so many tokens and states take."""
+        """The amount of each that `num_tokens` and `num_states` take."""
         return {Need.KV: num_tokens, Need.STATE: num_states}
 
     def room_for(self, num_tokens: int, num_states: int) -> tuple[EvictParams, Targets] | None:
-        """An eviction, as SGLang would ask for it, after which so many tokens and states are free; None if they are."""
+        """An eviction in SGLang's words after which `num_tokens` and `num_states` are free; None if they are now."""
         wanted = {ComponentType.FULL: num_tokens, ComponentType.MAMBA: num_states}
         num_free = self.num_free
         free = {ComponentType.FULL: num_free[Need.KV], ComponentType.MAMBA: num_free[Need.STATE]}
@@ -95,7 +95,7 @@ class DevicePools:
         return False
 
     def can_lend(self, num_tokens: int, num_states: int) -> bool:
-        """True if so many tokens and states, which are free, can be lent now."""
+        """True if `num_tokens` and `num_states`, which are free, can be lent now."""
         return True
 
     # Slots

@@ -5,7 +5,7 @@
 
 SGLang counts as it sizes its pools, before a cache exists (`sizing.py`). If a server with more requests at once than
 SGLang would run stops planning, there are too few slots to track: `may_track` is False, and the cache keeps the ends of
-answers alone (`cache.py`).
+answers alone (`cache/radix_cache.py`).
 
 Source: `srt/mem_cache/kv_cache_configurator.py:resolve_max_num_reqs`.
 """

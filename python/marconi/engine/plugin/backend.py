@@ -1,7 +1,8 @@
 """The factory behind `--radix-cache-backend marconi`.
 
 A model without recurrent layers has nothing that this project adds to, and gets the cache that SGLang itself would
-build. A hybrid one gets `MarconiRadixCache` (`cache.py`), on the tree core of `core/`.
+build. A hybrid one gets `MarconiRadixCache` (`cache/radix_cache.py`), on the tree
+core of `cache/tree_core.py`.
 """
 
 import logging

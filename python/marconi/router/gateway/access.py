@@ -70,7 +70,7 @@ def salted(body: Mapping[str, Any], tenant: str) -> dict[str, Any]:
     """`body` in the tenant's own namespace; `ValueError` where it asks for what tenants cannot have."""
     for name in _SHARED_STATE:
         if body.get(name) is not None:
-            raise ValueError(f"{name}: tenants cannot continue what an earlier request left")
+            raise ValueError(f"{name}: tenants must leave it out, since it continues what an earlier request left")
     own = body.get("cache_salt")
     if isinstance(own, list):
         return {**body, "cache_salt": [_salt(tenant, each) for each in own]}

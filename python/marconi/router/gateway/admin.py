@@ -156,7 +156,7 @@ class Admin:
         """Handle `DELETE /router/workers`."""
         url = await self._url(request)
         if url not in self._gateway.workers:
-            raise Refusal(404, f"{url}: no worker of this router")
+            raise Refusal(404, f"url must be a worker of this router, got {url}")
         await self._checks.stop(self._gateway.remove(url))
         return web.json_response({"url": url})
 
@@ -183,7 +183,7 @@ class Admin:
         require_reader(request, self._token)
         ranks, index = self._ranks(), request.match_info["index"]
         if not (index.isascii() and index.isdigit() and int(index) < len(ranks)):
-            raise Refusal(404, f"{request.path}: ranks are numbered from 0 to {len(ranks) - 1}")
+            raise Refusal(404, f"{request.path}: the rank must be 0 to {len(ranks) - 1}, got {index}")
         rank = ranks[int(index)]
         url = f"{rank.worker.url}{PAGES[request.match_info['page']]}?dp_rank={rank.number or 0}"
         try:

@@ -61,7 +61,7 @@ class Gateway(RouterCore):
     def add(self, url: str) -> Worker:
         """Add a worker that is not described yet; `ValueError` for one that is known."""
         if url in self.workers:
-            raise ValueError(f"{url}: is a worker of this router already")
+            raise ValueError(f"a worker must be new to this router, got {url} again")
         worker = self.workers[url] = Worker(url, Health(self.settings.health))
         return worker
 
