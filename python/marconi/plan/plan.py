@@ -28,7 +28,7 @@ from marconi.replay.grid import num_replays, run_grids
 from marconi.replay.progress import metered
 from marconi.replay.report import tables
 from marconi.replay.result import Report
-from marconi.replay.store import Storage
+from marconi.replay.store import StoreSpec
 from marconi.replay.task import UNBOUNDED_BYTES, ReplayInputs, Task
 
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
@@ -59,7 +59,7 @@ def make_plan(
     unbounded_bytes: int | None,
     num_processes: int,
     host_bytes: int = 0,
-    storage: Storage | None = None,
+    storage: StoreSpec | None = None,
 ) -> Plan:
     """Replay every candidate at every amount of memory, with a host tier of `host_bytes` below it unless that is 0.
 

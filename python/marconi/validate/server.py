@@ -23,7 +23,7 @@ _WORKING: Final = "its working slot"
 _TRACKED: Final = "what SGLang tracked last"
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server refuses a request; the message is its own."""
 
 
@@ -128,11 +128,11 @@ class ServerClient:
         """Drop all that is cached; `ValueError` where the server does not, as while other requests run."""
         try:
             self._read(f"/flush_cache?timeout={FLUSH_TIMEOUT_S}", {})
-        except Refused as error:
+        except RequestRefused as error:
             raise ValueError(f"{self.address} does not flush its cache: {error}") from None
 
     def generate(self, rid: str, prompt: Sequence[int], num_output_tokens: int, namespace: int = 0) -> Completion:
-        """Generate exactly `num_output_tokens`. Raises `Refused`, or `ValueError` for an unexplained answer."""
+        """Generate exactly `num_output_tokens`. Raises `RequestRefused`, or `ValueError` for an unexplained answer."""
         sampling = {
             "temperature": 0,
             "max_new_tokens": num_output_tokens,
@@ -155,7 +155,7 @@ class ServerClient:
     def _json(self, path: str, body: Mapping[str, Any] | None) -> Any:
         try:
             return json.loads(self._read(path, body))
-        except Refused as error:
+        except RequestRefused as error:
             if path == "/generate":
                 raise
             raise ValueError(f"{self.address}{path}: {error}") from None
@@ -168,7 +168,7 @@ class ServerClient:
         except urllib.error.HTTPError as error:
             said = " ".join(error.read(1000).decode(errors="replace").split())
             if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise Refused(f"{error.code}: {said}") from None
+                raise RequestRefused(f"{error.code}: {said}") from None
             raise ValueError(f"{self.address}{path} fails with {error.code}: {said}") from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)

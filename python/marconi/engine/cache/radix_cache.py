@@ -71,7 +71,7 @@ from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
-from marconi.engine.int8.pools import Int8Pools
+from marconi.engine.int8.pools import Int8DevicePools
 from marconi.engine.joint.pools import JointMemory, JointPools
 from marconi.engine.launch.flags import Explain, Flags
 from marconi.engine.launch.policies import JUDICIOUS, PolicyChoice, hybrid_cache
@@ -728,5 +728,5 @@ def pools_of(params: "CacheInitParams", forward_stream: Any = None) -> DevicePoo
     if memory is not None:
         return JointPools(requests, kv, memory)
     if getattr(requests, "mamba_ckpt_pool", None) is not None:
-        return Int8Pools(requests, kv, forward_stream)
+        return Int8DevicePools(requests, kv, forward_stream)
     return DevicePools(requests, kv)
