@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"{run.shape}, {run.memory} memory: {run.comparison.sentence()}", highlight=False)
             for line in run.comparison.parted():
                 console.print(f"  {line}", highlight=False)
-    except (ServerFailed, WrongAnswer, httpx.HTTPError, ValueError) as error:
+    except (ServerFailed, WrongAnswer, httpx.HTTPError, ValueError, OSError) as error:
         print(f"{PROGRAM}: error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     console.print(table_of(runs))

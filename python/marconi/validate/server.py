@@ -1,7 +1,5 @@
 """A running server over HTTP: the configuration of its cache, and its answers."""
 
-import http.client
-import json
 import urllib.error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,8 @@ from marconi.engine.launch.policies import JUDICIOUS
 from marconi.engine.reports.explain import EXPLAIN
 from marconi.engine.reports.moments import Steps
 from marconi.engine.reports.status import CacheSettings, Use
-from marconi.view.top import address_of, ask, fetch
+from marconi.process import fetch, from_json
+from marconi.view.top import address_of, ask
 
 FLUSH_TIMEOUT_S: Final = 30
 _ANSWER_TIMEOUT_S: Final = 1800.0
@@ -114,7 +113,7 @@ class ServerClient:
         self._api_key = api_key
 
     def ranks(self) -> list[dict[str, Any]]:
-        """Ask `GET /marconi`; `ValueError` in one line for a server that is not there, or is none of ours."""
+        """Ask `GET /marconi`; `NoAnswer`, or `ValueError` in one line, where it is none of ours."""
         return ask(self.address, self._api_key)
 
     def info(self) -> dict[str, Any]:
@@ -154,22 +153,17 @@ class ServerClient:
 
     def _json(self, path: str, body: Mapping[str, Any] | None) -> Any:
         try:
-            return json.loads(self._read(path, body))
+            return from_json(f"{self.address}{path}", self._read(path, body))
         except RequestRefused as error:
             if path == "/generate":
                 raise
             raise ValueError(f"{self.address}{path}: {error}") from None
-        except json.JSONDecodeError:
-            raise ValueError(f"{self.address}{path} does not answer in JSON") from None
 
     def _read(self, path: str, body: Mapping[str, Any] | None) -> bytes:
         try:
-            return fetch(f"{self.address}{path}", self._api_key, body, _ANSWER_TIMEOUT_S)
+            return fetch(f"{self.address}{path}", body, api_key=self._api_key, timeout_s=_ANSWER_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             said = " ".join(error.read(1000).decode(errors="replace").split())
             if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise RequestRefused(f"{error.code}: {said}") from None
             raise ValueError(f"{self.address}{path} fails with {error.code}: {said}") from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise ValueError(f"{self.address}{path} does not answer: {reason}") from None
