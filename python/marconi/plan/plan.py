@@ -20,7 +20,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 
 from marconi.plan.advice import DEFAULT, NUM_SLOTS, STOCK, Advice
-from marconi.plan.verdict import Cards, Plan
+from marconi.plan.verdict import Plan, fewest_cards
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 from marconi.policy.request import Trace
 from marconi.replay.bound import bounded
@@ -91,8 +91,8 @@ def make_plan(
         runs, *of_halves = run_grids([(inputs, tasks), *((part, pair) for part in parts)], num_processes, meter.advance)
     num_grid, num_sizes, size = len(grid), len(grid) + len(sizes), len(grids[0])
     needed = request_bytes(inputs)
-    cards = Cards.of(inputs, needed[0])
-    if cards is None and inputs.device.memory_bytes and serving.why_not is None:
+    num_cards = fewest_cards(inputs, needed[0])
+    if num_cards is None and inputs.device.memory_bytes and serving.why_not is None:
         serving = replace(serving, why_not=f"its weights (16 bits) do not fit 64 cards ({inputs.device.name})")
     return Plan(
         report=Report(inputs, unbounded_bytes, bounded(inputs, runs[:num_grid], num_processes)),
@@ -104,7 +104,7 @@ def make_plan(
         halves=tuple((stock, ours) for stock, ours in of_halves),
         stored=runs[num_sizes:],
         serving=serving,
-        cards=cards,
+        num_cards=num_cards,
     )
 
 
