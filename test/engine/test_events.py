@@ -211,7 +211,7 @@ def test_sglangs_consumers_know_of_the_kv_that_the_tree_holds_after_every_reques
     replay = on_marconi(setting, BEST, TreeLog())
     core, page = replay.cache.tree_core, setting.page_tokens
     params = SimpleNamespace(page_size=page, dynamo_kv_event_format=True, kv_event_lora_names=KvEventLoraNames())
-    core.kv_events = KvEventRecorder(replay.cache.log, params)  # type: ignore[arg-type]
+    replay.cache.event_recorder = KvEventRecorder(replay.cache.log, params)  # type: ignore[arg-type]
     known, ever = set[int](), set[int]()
     for request in forks(seed=3):
         replay.serve(request)
