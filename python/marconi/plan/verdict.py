@@ -125,7 +125,7 @@ class Plan:
         device, num_ranks = inputs.device, inputs.model.tensor_parallel
         if num_cards is not None and num_cards > num_ranks:
             return (
-                f"One of {num_cards} ranks or more: {format_bytes(_weight_bytes(inputs))} of weights (16 bits) do "
+                f"One of {num_cards} ranks or more: {format_bytes(inputs.model.weight_bytes)} of weights (16 bits) do "
                 f"not fit fewer cards ({device.name} of {format_bytes(int(device.memory_bytes))}); --tensor-parallel "
                 f"{num_cards} plans for them."
             )
@@ -154,11 +154,7 @@ class Plan:
 def fewest_cards(inputs: ReplayInputs, request_bytes: int) -> int | None:
     """The fewest cards that hold the weights and `request_bytes`; None if their memory is unknown or 64 do not."""
     room = int(_SHARE * inputs.device.memory_bytes) - request_bytes
-    return next((num for num in (1, 2, 4, 8, 16, 32, 64) if _weight_bytes(inputs) // num <= room), None)
-
-
-def _weight_bytes(inputs: ReplayInputs) -> int:
-    return inputs.model.num_parameters * inputs.model.storage.weight_itemsize
+    return next((num for num in (1, 2, 4, 8, 16, 32, 64) if inputs.model.weight_bytes // num <= room), None)
 
 
 def _fewer(gain: float, what: str) -> str:

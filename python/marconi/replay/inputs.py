@@ -174,7 +174,7 @@ def memory_of_card(args: argparse.Namespace) -> MemorySize:
     `ValueError` where the weights leave none.
     """
     model, on = load(args.model, tensor_parallel=args.tensor_parallel), device(args.device)
-    weight_bytes = model.num_parameters * model.storage.weight_itemsize // args.tensor_parallel
+    weight_bytes = model.weight_bytes // args.tensor_parallel
     left = int(STATIC_FRACTION * on.memory_bytes) - weight_bytes
     if left <= 0:
         raise ValueError(

@@ -118,7 +118,10 @@ class ServerClient:
 
     def info(self) -> dict[str, Any]:
         """Ask `GET /server_info`."""
-        info = self._json("/server_info", None)
+        try:
+            info = self._json("/server_info", None)
+        except RequestRefused as error:
+            raise ValueError(f"{self.address}/server_info: {error}") from None
         if not isinstance(info, dict):
             raise ValueError(f"{self.address}/server_info describes no server")
         return info
@@ -152,12 +155,7 @@ class ServerClient:
             ) from None
 
     def _json(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        try:
-            return from_json(f"{self.address}{path}", self._read(path, body))
-        except RequestRefused as error:
-            if path == "/generate":
-                raise
-            raise ValueError(f"{self.address}{path}: {error}") from None
+        return from_json(f"{self.address}{path}", self._read(path, body))
 
     def _read(self, path: str, body: Mapping[str, Any] | None) -> bytes:
         try:
