@@ -8,7 +8,7 @@ from marconi.engine.launch.policies import PolicyChoice, hybrid_cache
 from marconi.events.tree_log import TreeLog
 from marconi.policy.base import Costs
 from marconi.policy.request import Request, pack
-from marconi.replay.pools import Pools
+from marconi.replay.pools import TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.trace import Demand, Workload, generate
@@ -112,7 +112,7 @@ def on_stock(host: HostPools, core: Core) -> HostReplay:
 def replayed(setting: Setting, choice: PolicyChoice) -> ServerReplay:
     """What stands for our cache in a replay, with the same policies."""
     hybrid = hybrid_cache(choice, COSTS, setting.page_tokens, setting.page_tokens, None)
-    return ServerReplay(hybrid, Pools(setting.num_kv_tokens, setting.num_state_slots), setting.scheduling)
+    return ServerReplay(hybrid, TwoPools(setting.num_kv_tokens, setting.num_state_slots), setting.scheduling)
 
 
 def serve_beside_each_other(

@@ -8,7 +8,7 @@ from marconi.engine.launch.policies import ONE_POOL, PolicyChoice, hybrid_cache
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED
-from marconi.replay.pools import JointPool, Pools
+from marconi.replay.pools import JointPool, TwoPools
 from marconi.replay.server import ServerReplay
 from rig.clock import TraceClock
 from rig.driver import HostReplay
@@ -38,7 +38,7 @@ def both(setting: Setting, policy: str, division: Division) -> tuple[HostReplay,
     latency = LearnedLatency(COSTS.flops)
     page = setting.page_tokens
     if division is Division.TWO_POOLS:
-        pools, needs = Pools(setting.num_kv_tokens, setting.num_state_slots), None
+        pools, needs = TwoPools(setting.num_kv_tokens, setting.num_state_slots), None
     else:
         num_bytes = real.cache.pools.memory.num_bytes
         pools, needs = JointPool(num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL

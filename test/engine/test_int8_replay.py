@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.engine.int8.pools import Int8Pools as DeviceInt8Pools
+from marconi.engine.int8.pools import Int8DevicePools
 from marconi.engine.launch.policies import PolicyChoice, hybrid_cache
 from marconi.policy.base import Need
 from marconi.policy.catalog import SERVED
 from marconi.replay.int8 import Int8Pools
-from marconi.replay.pools import Pools
+from marconi.replay.pools import TwoPools
 from marconi.replay.server import ServerReplay
 from rig.clock import TraceClock
 from rig.driver import HostReplay
@@ -40,7 +40,7 @@ def both(setting: Setting, num_checkpoints: int, policy: str) -> tuple[HostRepla
     host, clock, page = replace(setting.host, num_checkpoints=num_checkpoints), TraceClock(), setting.page_tokens
     choice = PolicyChoice(policy, ttft_budget_s=1.0 if policy == "tail" else None)
     real = HostReplay(marconi(host, choice, COSTS, clock), host, 1, clock)
-    assert isinstance(real.cache.pools, DeviceInt8Pools)
+    assert isinstance(real.cache.pools, Int8DevicePools)
     pools = Int8Pools(setting.num_kv_tokens, setting.num_state_slots, num_checkpoints=num_checkpoints)
     hybrid = hybrid_cache(choice, COSTS, page, page, None, real.cache.latency)
     return real, ServerReplay(hybrid, pools, setting.scheduling)
@@ -79,7 +79,7 @@ def test_control_slots_of_one_kind_hit_otherwise() -> None:
     real, brain = both(setting, num_checkpoints, "best")
     plain = ServerReplay(
         hybrid_cache(PolicyChoice("best"), COSTS, 1, 1, None),
-        Pools(setting.num_kv_tokens, setting.num_state_slots + num_checkpoints),
+        TwoPools(setting.num_kv_tokens, setting.num_state_slots + num_checkpoints),
         brain.scheduling,
     )
     requests = agents(seed=1)

@@ -17,7 +17,7 @@ from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hy
 from marconi.engine.reports.explain import EXPLAIN
 from marconi.engine.reports.moments import Chunk, Moment, Steps
 from marconi.policy.request import Request, unpack
-from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.pools import JointPool, Pool, TwoPools
 from marconi.replay.server import ServerReplay
 from marconi.validate.prediction import Prediction, Sent
 from marconi.validate.server import Completion
@@ -47,7 +47,7 @@ def served(setting: Setting, division: Division, requests: Sequence[Request]) ->
     """All of `requests` by the real cache, and a new replay of it."""
     cache, asked = asked_of_the_cache(replace(setting.host, memory=division), requests, {EXPLAIN: True})
     page, needs = setting.page_tokens, TWO_POOLS
-    pools: Pool = Pools(setting.num_kv_tokens, setting.num_state_slots)
+    pools: Pool = TwoPools(setting.num_kv_tokens, setting.num_state_slots)
     if division is Division.ONE_POOL:
         pools, needs = JointPool(cache.pools.memory.num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
     hybrid = hybrid_cache(CHOICE, COSTS, page, page, None, needs=needs)

@@ -17,7 +17,7 @@ from marconi.replay.admission.every_block import EveryBlock
 from marconi.replay.admission.named import admission_of
 from marconi.replay.catalog import build, known_policies, resolve_policy
 from marconi.replay.grid import execute, require_executable, run_tasks
-from marconi.replay.pools import JointPool, Pools
+from marconi.replay.pools import JointPool, TwoPools
 from marconi.replay.server import ServerReplay
 from marconi.replay.target import CacheConfig, Host, block_bytes
 from marconi.replay.task import Mode, ReplayInputs, Task
@@ -285,7 +285,7 @@ def test_a_chunk_end_stands_on_the_grid_and_in_the_chunks_that_are_asked_for() -
 
 def test_stock_sglang_has_two_pools_at_its_default_ratio_and_others_one() -> None:
     stock, ours = cache_of("lru").pools, cache_of("lru-joint").pools
-    assert isinstance(stock, Pools)
+    assert isinstance(stock, TwoPools)
     kv_bytes, state_bytes = (
         INPUTS.costs.kv_bytes_per_token * stock.num_tokens,
         INPUTS.costs.state_bytes * stock.num_slots,
@@ -301,7 +301,7 @@ def test_a_ratio_that_is_asked_for_splits_every_policy(name: str) -> None:
     pools, costs = cache_of(name, mamba_ratio=3.0).pools, INPUTS.costs
     kv_bytes, state_bytes = MEMORY_BYTES - int(MEMORY_BYTES * 0.75), int(MEMORY_BYTES * 0.75)
     num_units = kv_bytes // (costs.kv_bytes_per_token * BLOCK)
-    assert pools == Pools(num_units * BLOCK, state_bytes // costs.state_bytes)
+    assert pools == TwoPools(num_units * BLOCK, state_bytes // costs.state_bytes)
 
 
 @pytest.mark.parametrize(

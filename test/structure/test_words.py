@@ -10,7 +10,7 @@ above it (`tick.py`, `cache/tick.py`), from `python/marconi` or from the root of
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from .pages import PAGES, ROOT
+from .test_circles import sources
 
 MESSAGES = tuple(
     ROOT / "python/marconi" / name
@@ -196,3 +197,20 @@ def test_planted_phrases_are_found() -> None:
     docstrings, others = strings(module)
     assert others == ["told"]
     assert counted(docstrings) == {"Of": 1, "go by": 1, "What": 1, "worth least": 1}
+
+
+def defined_twice(texts: Iterable[str]) -> list[str]:
+    """Names of public classes that more than one definition among the modules in `texts` has."""
+    nodes = (node for text in texts for node in ast.parse(text).body)
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return [name for name, number in names.items() if number > 1 and not name.startswith("_")]
+
+
+def test_a_public_class_name_is_defined_once() -> None:
+    texts = sources("python", "marconi").values()
+    assert texts
+    assert defined_twice(texts) == []
+
+
+def test_a_second_definition_is_found() -> None:
+    assert defined_twice(["class Held: ...\nclass _Part: ...", "class _Part: ...", "class Held: ..."]) == ["Held"]

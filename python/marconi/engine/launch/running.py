@@ -45,7 +45,7 @@ def may_track(num_requests: int, num_slots: int, num_tracking: int) -> bool:
     return num_requests * (RUNNING_SLOTS + num_tracking) <= num_slots
 
 
-def said_of(num_requests: int, num_slots: int, num_tracking: int) -> str | None:
+def excess_note(num_requests: int, num_slots: int, num_tracking: int) -> str | None:
     """How many requests run at once, in a line; None where SGLang would run as many."""
     if may_track(num_requests, num_slots, num_tracking):
         return None

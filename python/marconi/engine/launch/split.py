@@ -60,7 +60,7 @@ def choose(server_args: Any) -> None:
         setattr(server_args, _SAID, divided or ONE_POOL)
 
 
-def said_of(server_args: Any) -> str | None:
+def memory_note(server_args: Any) -> str | None:
     """How memory was divided and why, in a line; None where the operator divided it."""
     line: str | None = getattr(server_args, _SAID, None)
     return line
