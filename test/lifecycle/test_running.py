@@ -15,7 +15,7 @@ from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.misses import Cause
 from marconi.policy.request import Request, pack
-from marconi.replay.pools import Pools
+from marconi.replay.pools import TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
@@ -60,7 +60,7 @@ def serving(num_slots: int) -> ServerReplay:
     """An empty cache of LRU, with one slot for each request."""
     rule = SeparateLru(frozenset({Need.KV, Need.STATE}))
     hybrid = HybridCache(RadixTree(1, max_ghosts=20), Judicious(1), Order(rule))
-    return ServerReplay(hybrid, Pools(1000, num_slots), Scheduling())
+    return ServerReplay(hybrid, TwoPools(1000, num_slots), Scheduling())
 
 
 def request(prompt: range, answer: list[int], arrival_s: float) -> Request:

@@ -140,7 +140,7 @@ def test_a_copy_stays_while_it_is_loaded_though_the_host_has_no_room_beside_it(m
         return load(hybrid, request, depth, num_tokens)
 
     monkeypatch.setattr(HybridCache, "load", load_a_copy)
-    Server(by_worth(HostMemory(40, 1)), Pools(60, 3)).serve(TRACE)
+    Server(by_worth(HostMemory(40, 1)), TwoPools(60, 3)).serve(TRACE)
     assert loaded
     assert all(hosted == depth for hosted, depth in loaded), loaded
 
