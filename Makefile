@@ -1,6 +1,6 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all slowest cuda-check test-ray fuzz soak-fleet lint type format figures bench recipes lock ledger drill clean
+.PHONY: help setup demo test test-quick test-all slowest cuda-check test-ray fuzz soak-fleet lint type format figures bench recipes lock ledger drill clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -38,6 +38,9 @@ $(STAMP): pyproject.toml requirements.lock sgl-kernel-ext/pyproject.toml | $(UV)
 
 demo: setup  ## serve a small hybrid model with and without Marconi and compare (ARGS="--json FILE", MODEL=...)
 	$(BIN)/marconi demo $(if $(MODEL),--model-path $(MODEL)) $(ARGS)
+
+test-quick: setup  ## the tests of what decides (tree, policies, lifecycle, costs), without SGLang, in a minute (ARGS="-k ...")
+	$(BIN)/python -m pytest -n 2 -m "not slow" test/tree test/policy test/lifecycle test/model $(ARGS)
 
 test: setup  ## the tests of every change, exactness among them, some 7 minutes on 2 cores (ARGS="-k ...")
 	$(BIN)/python -m pytest -n 2 -m "not slow" --junitxml=.durations/quick.xml $(ARGS)

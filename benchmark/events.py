@@ -41,7 +41,7 @@ from marconi.engine.launch.policies import PolicyChoice
 from marconi.events import publisher
 from marconi.events.codec import Encoder
 from marconi.events.mirror import Mirror
-from marconi.events.tree_log import Held, KeptState, Tenant, TreeLog
+from marconi.events.tree_log import KeptKv, KeptState, Tenant, TreeLog
 from marconi.model import load
 from marconi.policy.base import Costs
 from marconi.policy.request import Request
@@ -170,12 +170,12 @@ def measure_slices(num_blocks: int) -> dict[str, Slices]:
     tokens = array("q", rng.choices(range(50_000), k=NODE_BLOCKS * BLOCK_TOKENS + 5))
     for serial in range(1, num_blocks // NODE_BLOCKS + 1):
         tokens[0] = serial
-        log.changes += (Held(serial, 0, tokens.tobytes(), Tenant()), KeptState(serial))
+        log.changes += (KeptKv(serial, 0, tokens.tobytes(), Tenant()), KeptState(serial))
     rows = {f"{num_blocks:,} blocks published": Slices.of(lambda: list(publisher.paced(mirror.drain())))}
     rows[f"a snapshot of {num_blocks:,}"] = Slices.of(
         lambda: encoder.snapshot("worker", 1, 1, publisher.paced(mirror.held()), 0.0)
     )
-    log.changes.append(Held(0, -1, array("q", rng.choices(range(50_000), k=100_000)).tobytes(), Tenant()))
+    log.changes.append(KeptKv(0, -1, array("q", rng.choices(range(50_000), k=100_000)).tobytes(), Tenant()))
     rows[f"100,000 tokens beside {num_blocks:,}"] = Slices.of(lambda: list(publisher.paced(mirror.drain())))
     return rows
 

@@ -47,7 +47,7 @@ from marconi.policy.request import Trace
 from marconi.replay.admission.chunk_end import ExtraBuffer
 from marconi.replay.inputs import GENERATE
 from marconi.replay.most_hit import Limit, most_hit_tokens
-from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.pools import JointPool, Pool, TwoPools
 from marconi.replay.reuse import Reuse
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS, Scheduling
 from marconi.replay.server import ServerReplay
@@ -153,14 +153,14 @@ def _kv_bytes(model: ModelProfile, drafts: bool) -> int:
 def _stock(job: Job, unit: int) -> ServerReplay:
     admission = ExtraBuffer(grid_tokens=max(GRID_TOKENS, unit), interval_tokens=max(INTERVAL_TOKENS, unit))
     hybrid = HybridCache(RadixTree(unit), admission, Order(SeparateLru(TWO_POOLS)))
-    pools = Pools(job.sizes.kv_tokens, job.sizes.state_slots)
+    pools = TwoPools(job.sizes.kv_tokens, job.sizes.state_slots)
     return ServerReplay(hybrid, pools, Scheduling.of(admission, unit))
 
 
 def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
     sizes = job.sizes
     memory: Pool = (
-        Pools(sizes.kv_tokens, sizes.state_slots)
+        TwoPools(sizes.kv_tokens, sizes.state_slots)
         if sizes.num_bytes is None
         else JointPool(sizes.num_bytes, costs.kv_bytes_per_token, costs.state_bytes, unit)
     )

@@ -31,6 +31,7 @@ from rich.table import Table
 
 from marconi.cli import interrupt_when_terminated
 from marconi.model import load
+from marconi.process import NoAnswer
 from marconi.replay.result import require_writable, write
 from marconi.validate.comparison import Comparison, Row
 from marconi.validate.prediction import Prediction, Sent, replay_of
@@ -183,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"{run.shape}, {run.memory} memory: {run.comparison.sentence()}", highlight=False)
             for line in run.comparison.parted():
                 console.print(f"  {line}", highlight=False)
-    except (ServerFailed, WrongAnswer, httpx.HTTPError, ValueError) as error:
+    except (ServerFailed, WrongAnswer, httpx.HTTPError, ValueError, NoAnswer) as error:
         print(f"{PROGRAM}: error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     console.print(table_of(runs))

@@ -34,7 +34,7 @@ class Scale:
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, got {self.seed}")
         if min(self.num_sessions, self.num_chats, self.num_seeds) < 1:
-            raise ValueError(f"{self} must have counts of at least 1")
+            raise ValueError(f"counts must be at least 1, got {self}")
 
     @property
     def seeds(self) -> range:

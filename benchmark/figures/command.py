@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _positive(text: str) -> int:
     number = int(text) if text.isascii() and text.isdigit() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text!r}")
     return number
 
 

@@ -144,7 +144,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     except ValueError as wrong:
         parser.error(str(wrong))
     if args.plot is not None and not args.plot.parent.is_dir():
-        parser.error(f"--plot {args.plot}: the folder {args.plot.parent} does not exist")
+        parser.error(f"--plot must be in an existing folder, got {args.plot}")
     return args
 
 

@@ -4,8 +4,10 @@ At its own import it takes the standard library alone: whatever takes time is lo
 """
 
 import argparse
+import difflib
 import importlib.util
 import os
+import re
 import signal
 import sys
 import warnings
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 from marconi import __version__
 
@@ -24,15 +26,34 @@ _NO_READER = 141
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
+_OPTION: Final = re.compile(r"--[a-z][a-z0-9-]+")
+_UNKNOWN_OPTION: Final = re.compile(r"^unrecognized arguments: (?P<word>--[^\s=]+)")
+_UNKNOWN_CHOICE: Final = re.compile(r"invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)")
+
+
 class UsageError(Exception):
     """A request that cannot be carried out; the message is one line."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, with the word that was likely meant."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {message}{self._meant(message)}\n")
+
+    def _meant(self, message: str) -> str:
+        """A question after an unknown command, value or option that is close to a known one."""
+        known: Sequence[str] = ()
+        if unknown := _UNKNOWN_CHOICE.search(message):
+            known = [name.strip("'") for name in unknown["known"].split(", ")]
+        elif unknown := _UNKNOWN_OPTION.search(message):
+            known = _OPTION.findall(self.format_help())
+        close = difflib.get_close_matches(unknown["word"], known, 1) if unknown else ()
+        return f"; did you mean {close[0]}?" if close else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,13 +87,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read a command line; what `marconi check` does not know of it is SGLang's."""
-    parser = _parser()
-    args, rest = parser.parse_known_args(argv)
+    """Read a command line, of which no word and `help` ask for help; `marconi check` leaves the rest to SGLang."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] == "help":
+        argv = [*argv[1:2], "--help"]
+    args, rest = _parser().parse_known_args(argv)
     if args.run is _check:
         args.launch_args = rest
     elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return args
 
 
@@ -134,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     from marconi.view import command as view_command
 
     parser = _Parser(prog="marconi", description="Prefix caching for hybrid models on SGLang.")
-    parser.add_argument("--version", action="version", version=f"sglang-marconi {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"sglang-marconi {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_check(commands)
     replay_command.add_parsers(commands)

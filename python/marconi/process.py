@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,13 +36,16 @@ from typing import Any, Final, Self
 LOOPBACK: Final = "127.0.0.1"
 LAUNCH: Final = ("-m", "sglang.launch_server")
 _POLL_S: Final = 0.1
-_REQUEST_TIMEOUT_S: Final = 10.0
 _STOP_S: Final = 10.0
 _ERROR: Final = re.compile(r"marconi: error: |^\w[\w.]*(Error|Exception|Refusal): ")
 _PORTS: Final = range(20_000, 30_000)
 _TRIES: Final = 64
 _CHANCE: Final = SystemRandom()
 _PR_SET_PDEATHSIG: Final = 1
+
+
+class NoAnswer(OSError):
+    """A server that does not answer, or not as one of this project; the message is one line."""
 
 
 class ServerFailed(RuntimeError):
@@ -138,20 +142,13 @@ class GuardedServer:
         """True if the server answers its health check."""
         try:
             self.request("/health")
-        except (OSError, http.client.HTTPException):
+        except OSError:
             return False
         return True
 
     def request(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         """GET a path, or POST a JSON body to it; `OSError` where there is no answer, or an error."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(  # noqa: S310 - our own server
-            f"{self.url}{path}", data, {"Content-Type": "application/json"}
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=_REQUEST_TIMEOUT_S) as answer:
-            found: bytes = answer.read()
-        return found
+        return fetch(f"{self.url}{path}", body, has_proxy=False)
 
     def reason(self) -> str:
         """The log's last line that names an error, else its last line, and its path; begins with a colon."""
@@ -174,6 +171,35 @@ class GuardedServer:
                 self._guard.wait()
         if self._scratch is not None:
             self._scratch.cleanup()
+
+
+def fetch(
+    url: str, body: Any = None, *, api_key: str | None = None, timeout_s: float = 10.0, has_proxy: bool = True
+) -> bytes:
+    """GET an HTTP URL, or POST a JSON body to it; `HTTPError` where the answer is an error, `NoAnswer` without one."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - callers check it
+    if api_key is not None:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    opener = urllib.request.build_opener(*(() if has_proxy else (urllib.request.ProxyHandler({}),)))
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            content: bytes = response.read()
+    except urllib.error.HTTPError:
+        raise
+    except OSError as error:
+        raise NoAnswer(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
+    except http.client.HTTPException as error:
+        raise NoAnswer(f"{url} does not answer in HTTP: it is no server of this project ({error!r})") from None
+    return content
+
+
+def from_json(url: str, content: bytes) -> Any:
+    """The JSON that `url` has answered; `NoAnswer` for other content."""
+    try:
+        return json.loads(content)
+    except ValueError:
+        raise NoAnswer(f"{url} does not answer in JSON: it is no server of this project") from None
 
 
 def environment(overrides: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """SGLang's gated delta rule on `sgl_kernel_ext.gated_delta_rule`.
 
-Upstream: `sglang/kernels/ops/attention/fla/{chunk,fused_recurrent}.py`, `attention/triton_gdn_fused_proj.py` and
-`attention/linear/{fused_gdn_gating,fused_sigmoid_gating_recurrent}.py`. States are (num_value_heads, value_dim,
-key_dim); query and key heads are normalised to unit length here, as upstream does inside its kernels.
+Upstream: `sglang/kernels/ops/attention/fla/{chunk,fused_recurrent}.py`,
+`sglang/kernels/ops/attention/triton_gdn_fused_proj.py` and
+`sglang/kernels/ops/attention/linear/{fused_gdn_gating,fused_sigmoid_gating_recurrent}.py`. States are (num_value_heads,
+value_dim, key_dim); query and key heads are normalised to unit length here, as upstream does inside its kernels.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The gated norms and the gated attention output of SGLang's hybrid models, in torch.
 
-Upstream: `sglang/kernels/ops/attention/fla/{fused_norm_gate,layernorm_gated}.py` and `elementwise/elementwise.py`.
-Computed in float32, returned in the dtype of the input. The first argument of a norm is upstream's module.
+Upstream: `sglang/kernels/ops/attention/fla/{fused_norm_gate,layernorm_gated}.py` and
+`sglang/kernels/ops/elementwise/elementwise.py`. Computed in float32, returned in the dtype of the input. The first
+argument of a norm is upstream's module.
 """
 
 from typing import Any

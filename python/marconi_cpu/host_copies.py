@@ -8,7 +8,7 @@ layer's rows stand together, on the host all layers of a page.
 Indices are of tokens, or of state slots, of which a page holds one. SGLang's own copies of this layout want a layer's
 rows one behind another; these step over what lies between those of one pool for KV and states, so that the layout stays
 where SGLang would choose its kernels'. Source of the names and their order of arguments:
-`sgl_kernel.kvcacheio`, as `srt/mem_cache/pool_host/mha.py` and `mamba.py` call it.
+`sgl_kernel.kvcacheio`, as `srt/mem_cache/pool_host/mha.py` and `srt/mem_cache/pool_host/mamba.py` call it.
 """
 
 from collections.abc import Sequence

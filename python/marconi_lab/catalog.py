@@ -122,7 +122,7 @@ POLICIES: Final = (
     ),
     ReplayPolicy(
         "threshold-lru",
-        "conversations of no more than so many tokens are evicted first",
+        "conversations of at most TOKENS tokens are evicted first",
         lambda inputs: ThresholdLru(int(inputs.number), inputs.needs),
         parameter=Parameter("tokens", 1024, is_whole=True),
     ),

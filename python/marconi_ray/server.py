@@ -7,7 +7,6 @@ Ports are found when it starts, so replicas share a node without configuration. 
 as ready only if its events are at the address that this one was given: another one may have taken the port.
 """
 
-import http.client
 import json
 import urllib.error
 from collections.abc import Callable, Mapping
@@ -59,7 +58,7 @@ class Server(GuardedServer):
         """True if this server answers its health check, and no other one that has taken its port."""
         try:
             events = json.loads(self.request("/marconi"))["ranks"][0].get("events")
-        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return False
         return super().is_ready() and (events is None or events.get("events") == str(self._events))
 

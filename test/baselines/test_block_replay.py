@@ -102,7 +102,7 @@ def test_blocks_of_two_namespaces_are_different_blocks() -> None:
 
 @pytest.mark.parametrize("unit_tokens", [1, 0])
 def test_a_trace_of_tokens_is_refused_before_the_first_request(unit_tokens: int) -> None:
-    with pytest.raises(ValueError, match="it caches blocks: the trace must be one of blocks"):
+    with pytest.raises(ValueError, match="the trace must be one of blocks for a block cache"):
         BlockServer("lru-block", 10**6, unit_tokens, Costs(1, 1, float))
 
 

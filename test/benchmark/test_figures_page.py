@@ -109,7 +109,7 @@ def test_without_matplotlib_one_line_names_the_extra(
         (["--only", "6"], "'6' is no figure: give some of table-1, 3a"),
         (["--only", ""], "'' is no figure"),
         (["--seed", "-1"], "seed must be 0 or more, got -1"),
-        (["--json", "nowhere/all.json"], "--json nowhere/all.json: the folder nowhere does not exist"),
+        (["--json", "nowhere/all.json"], "--json must be in an existing folder, got nowhere/all.json"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
@@ -132,4 +132,4 @@ def test_less_than_one_process_is_refused(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as refused:
         main(["--out", "x", "--jobs", "0"])
     assert refused.value.code == 2
-    assert "'0' is not a whole number, 1 or more" in capsys.readouterr().err
+    assert "must be a whole number, 1 or more, got '0'" in capsys.readouterr().err

@@ -209,8 +209,8 @@ def before(answer: Callable[[str], str], status: int, run: Callable[[str], Corou
         (["--pieces", "many"], "argument --pieces: invalid int value: 'many'"),
         (["--gap-s", "-0.5"], "--gap-s -0.5: give 0 or more seconds"),
         (["--gap-s", "nan"], "--gap-s nan: give 0 or more seconds"),
-        (["--model", "no/where"], "no/where: must be a model's folder"),
-        (["--json", "no/where.json"], "--json no/where.json: the folder no does not exist"),
+        (["--model", "no/where"], "the tokenizer must be a model's folder, got no/where"),
+        (["--json", "no/where.json"], "--json must be in an existing folder, got no/where.json"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

@@ -323,8 +323,8 @@ def test_the_picture_has_two_bars_a_row_and_is_the_same_every_time(tmp_path: Pat
         (["--shape", "haiku"], "argument --shape: invalid choice: 'haiku' (choose from 'reasoning-dropped'"),
         (["--family", "rnn"], "argument --family: a tiny model's family must be one of gdn, mamba2, got 'rnn'"),
         (["--read", "no/where.json"], "--read no/where.json: "),
-        (["--plot", "no/where.svg"], "--plot no/where.svg: the folder no does not exist"),
-        (["--json", "no/where.json"], "--json no/where.json: the folder no does not exist"),
+        (["--plot", "no/where.svg"], "--plot must be in an existing folder, got no/where.svg"),
+        (["--json", "no/where.json"], "--json must be in an existing folder, got no/where.json"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

@@ -8,7 +8,7 @@ from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hy
 from marconi.events.tree_log import TreeLog
 from marconi.policy.request import Request, pack
 from marconi.replay.int8 import Int8Pools
-from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.pools import JointPool, Pool, TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.trace import Demand, Workload, generate
@@ -114,7 +114,7 @@ def on_stock(host: HostPools, core: Core) -> HostReplay:
 def replayed(setting: Setting, choice: PolicyChoice, joint_bytes: int = 0) -> ServerReplay:
     """What stands for our cache in a replay, with the same policies; `joint_bytes` are those of one pool."""
     page, needs = setting.page_tokens, TWO_POOLS
-    pools: Pool = Pools(setting.num_kv_tokens, setting.num_state_slots)
+    pools: Pool = TwoPools(setting.num_kv_tokens, setting.num_state_slots)
     if setting.num_checkpoints:
         pools = Int8Pools(setting.num_kv_tokens, setting.num_state_slots, num_checkpoints=setting.num_checkpoints)
     elif setting.memory is Division.ONE_POOL:

@@ -39,8 +39,8 @@ EDGES = [
 ]
 OTHER_WORDS = {
     "state cache is too small to serve any requests": "--max-mamba-cache-size must give at least",
-    "is not divisible by": "does not divide the number of",
-    "heads over": "does not divide the number of",
+    "is not divisible by": "must divide the number of",
+    "heads over": "must divide the number of",
 }
 """What the server says, and what is said of the same option before."""
 

@@ -49,7 +49,7 @@ def card(memory: str, weights: str | None = None) -> Machine:
 
 def test_ranks_that_cannot_share_the_heads_are_refused() -> None:
     (reason,) = checked("--tp-size", "3").reasons
-    assert reason == "--tp-size 3: tensor_parallel 3 does not divide the number of value heads (32)"
+    assert reason == "--tp-size 3: tensor_parallel must divide the number of value heads (32), got 3"
     assert checked("--tp-size", "4").reasons == ()
 
 
@@ -86,7 +86,7 @@ def test_the_command_answers_for_cuda_unless_told_otherwise(
 
 def test_a_platform_without_cards_has_no_memory_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--platform", "cpu", "--gpu-memory", "80GB", "--model-path", GDN]) == 2
-    assert "--gpu-memory is of a card, and --platform cpu has none" in capsys.readouterr().err
+    assert "--gpu-memory must be left out with --platform cpu, which has no card" in capsys.readouterr().err
 
 
 # The flags

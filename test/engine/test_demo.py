@@ -23,7 +23,7 @@ from marconi.process import LAUNCH
 from marconi_cpu.demo import forks, run
 from marconi_cpu.demo.client import Client
 from marconi_cpu.demo.comparison import by_kind, compare, sentence_of, table_of
-from marconi_cpu.demo.endpoint import Answer
+from marconi_cpu.demo.endpoint import TimedAnswer
 from marconi_cpu.demo.program import NUM_REQUESTS
 from marconi_cpu.demo.server_process import environment
 from marconi_cpu.demo.size import NUM_STATES, Size
@@ -184,13 +184,13 @@ def test_a_request_that_fails_fails_the_demo_instead_of_being_waited_for(num_ans
 
 def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path, refused: Callable[..., str]) -> None:
     assert "invalid choice: 'lstm'" in refused("demo", "--family", "lstm")
-    assert "'0' is not a whole number, 1 or more" in refused("demo", "--context-chars", "0")
+    assert "must be a whole number, 1 or more, got '0'" in refused("demo", "--context-chars", "0")
     gone = str(tmp_path / "gone")
-    assert f"{gone!r} does not exist" in refused("demo", "--model-path", gone)
+    assert f"got {gone!r}, which does not exist" in refused("demo", "--model-path", gone)
     nowhere = str(tmp_path / "no" / "such.json")
-    assert "does not exist" in refused("demo", "--json", nowhere)
+    assert "--json must be in an existing folder" in refused("demo", "--json", nowhere)
     assert "has no recurrent layers" in refused("demo", "--model-path", str(attention_model))
-    assert "is a folder: give a file" in refused("demo", "--json", str(tmp_path))
+    assert "--json must be a file, got the folder" in refused("demo", "--json", str(tmp_path))
     assert "invalid choice: 'rnn'" in refused("tiny-model", "--family", "rnn", "--out", gone)
 
 
@@ -208,8 +208,8 @@ def test_what_no_server_takes_is_refused_before_a_model_is_built(
     assert refused("demo", "--", *args).startswith(f"marconi: error: {says}")
 
 
-def answers(*token_lists: tuple[str, ...], num_cached_tokens: int = 5) -> list[Answer]:
-    return [Answer("kind", f"request {i}", 10, num_cached_tokens, 0.1, each) for i, each in enumerate(token_lists)]
+def answers(*token_lists: tuple[str, ...], num_cached_tokens: int = 5) -> list[TimedAnswer]:
+    return [TimedAnswer("kind", f"request {i}", 10, num_cached_tokens, 0.1, each) for i, each in enumerate(token_lists)]
 
 
 def test_an_answer_that_differs_is_said_to_differ() -> None:
@@ -279,11 +279,11 @@ class Recorder(Client):
     def generate(self, kind: str, prompts: Mapping[str, str], num_tokens: int) -> None:
         self.asked += prompts.values()
         for name, prompt in prompts.items():
-            self.note(Answer(kind, name, len(prompt), 0, 0.1, ("1",)))
+            self.note(TimedAnswer(kind, name, len(prompt), 0, 0.1, ("1",)))
 
     def chat(self, kind: str, name: str, messages: Sequence[Any], num_tokens: int) -> str:
         self.asked.append([dict(message) for message in messages])
-        self.note(Answer(kind, name, 1, 0, 0.1, (), self._says))
+        self.note(TimedAnswer(kind, name, 1, 0, 0.1, (), self._says))
         return self._given.get(name, self._says)
 
 

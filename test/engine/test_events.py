@@ -44,7 +44,7 @@ from marconi.events.base import (
 from marconi.events.codec import MLA_ATTENTION, Decoder, Encoder, Published
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
-from marconi.events.tree_log import Dropped, DroppedState, Held, KeptState, Tenant, TreeLog
+from marconi.events.tree_log import DroppedKv, DroppedState, KeptKv, KeptState, Tenant, TreeLog
 from rig import vllm_events as vllm
 from rig.events import EventCheck
 
@@ -103,7 +103,10 @@ def test_an_adapter_is_named_with_the_tokens_by_what_sglang_knows_of_its_id(has_
     names.register(lora_id="1" * 32, lora_name="adapter")
     flags = Flags(events=TcpAddress("127.0.0.1", free_ports(2)), events_tokens=has_tokens)
     publisher = CachePublisher(log, flags, replace(SERVED, kv_kind=MLA_ATTENTION), names)
-    log.changes += [Held(1, 0, bytes(8 * BLOCK), Tenant(f"key{'1' * 32}")), Held(2, 0, bytes(8 * BLOCK), Tenant("key"))]
+    log.changes += [
+        KeptKv(1, 0, bytes(8 * BLOCK), Tenant(f"key{'1' * 32}")),
+        KeptKv(2, 0, bytes(8 * BLOCK), Tenant("key")),
+    ]
     publisher.close()
     payloads = [payload for _, payload in publisher._publisher._sent]
     events = [each for payload in payloads for each in msgspec.msgpack.decode(payload, type=vllm.KVEventBatch).events]
@@ -153,10 +156,10 @@ def test_blocks_are_told_under_the_hashes_that_sglangs_own_recorder_gives_them(n
         key = RadixKey(ids, *names[:1], cache_salt=names.cache_salt)
         above = SimpleNamespace(key=key, parent=above, hash_value=None, event_hash_value=None)
         recorder.record_store(above)
-        log.changes.append(Held(number, number - 1, ids.tobytes(), names))
+        log.changes.append(KeptKv(number, number - 1, ids.tobytes(), names))
         told += mirror.drain()
     recorder.record_remove(above)
-    log.changes.append(Dropped(3))
+    log.changes.append(DroppedKv(3))
     told += mirror.drain()
     payload = Encoder(page).batch("worker", 1, told, 0.0)
     ours = msgspec.msgpack.decode(payload, type=KVEventBatch).events[1:]
@@ -187,9 +190,9 @@ def test_sglangs_publisher_is_given_what_its_own_recorder_would_give(
         key = RadixKey(ids, names.extra_key, cache_salt=names.cache_salt)
         above = SimpleNamespace(key=key, parent=above, hash_value=None, event_hash_value=None)
         theirs.record_store(above)
-        log.changes.append(Held(number, number - 1, ids.tobytes(), names))
+        log.changes.append(KeptKv(number, number - 1, ids.tobytes(), names))
         told += ours.take()
-    log.changes += [KeptState(3), DroppedState(3), Dropped(3)]
+    log.changes += [KeptState(3), DroppedState(3), DroppedKv(3)]
     theirs.record_remove(above)
     log.flushed()
     theirs.record_all_cleared()
@@ -208,7 +211,7 @@ def test_sglangs_consumers_know_of_the_kv_that_the_tree_holds_after_every_reques
     replay = on_marconi(setting, BEST, TreeLog())
     core, page = replay.cache.tree_core, setting.page_tokens
     params = SimpleNamespace(page_size=page, dynamo_kv_event_format=True, kv_event_lora_names=KvEventLoraNames())
-    core.kv_events = KvEventRecorder(replay.cache.log, params)  # type: ignore[arg-type]
+    replay.cache.event_recorder = KvEventRecorder(replay.cache.log, params)  # type: ignore[arg-type]
     known, ever = set[int](), set[int]()
     for request in forks(seed=3):
         replay.serve(request)

@@ -15,7 +15,7 @@ from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
 from marconi.replay.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.replay.pools import Pools
+from marconi.replay.pools import TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
@@ -184,7 +184,7 @@ def test_planned_states_leave_slots_for_requests_that_may_still_start(monkeypatc
 # Stock
 
 
-def stock_replay(admission: ExtraBuffer | NoBuffer, pools: Pools) -> ServerReplay:
+def stock_replay(admission: ExtraBuffer | NoBuffer, pools: TwoPools) -> ServerReplay:
     hybrid = HybridCache(RadixTree(), admission, Order(SeparateLru(TWO_POOLS)))
     return ServerReplay(hybrid, pools, Scheduling.of(admission))
 
@@ -252,7 +252,7 @@ def test_a_client_sees_what_it_saw_of_a_server(backend: str, strategy: Strategy,
 @pytest.mark.parametrize("admission", [ExtraBuffer(chunk_tokens=256), NoBuffer(chunk_tokens=256)])
 def test_the_replay_of_stock_hits_what_stock_hits_while_nothing_is_evicted(admission: ExtraBuffer | NoBuffer) -> None:
     setting = Setting(1, EXTRA if isinstance(admission, ExtraBuffer) else NO, 100_000, 1000)
-    brain = stock_replay(admission, Pools(100_000, 1000))
+    brain = stock_replay(admission, TwoPools(100_000, 1000))
     requests = agents(seed=6)
     assert serve(on_stock(setting.host, Core.RUST), requests) == [brain.serve(request) for request in requests]
 
@@ -262,7 +262,7 @@ def test_the_replay_of_stock_that_takes_memory_as_it_does_hits_the_same_while_st
     num_state_slots: int,
 ) -> None:
     setting = Setting(1, NO, 100_000, num_state_slots)
-    brain = stock_replay(NoBuffer(chunk_tokens=256), Pools(100_000, num_state_slots))
+    brain = stock_replay(NoBuffer(chunk_tokens=256), TwoPools(100_000, num_state_slots))
     requests = agents(seed=6, num_sessions=40)
     hits = [brain.serve(request) for request in requests]
     assert serve(on_stock(setting.host, Core.RUST), requests) == hits

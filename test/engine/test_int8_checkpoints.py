@@ -13,7 +13,7 @@ from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, 
 from sglang.srt.mem_cache.mamba_checkpoint_pool import Int8CheckpointStore, MambaCheckpointPool
 
 from marconi.engine.int8.division import checkpoint_bytes_of
-from marconi.engine.int8.pools import Int8Pools
+from marconi.engine.int8.pools import Int8DevicePools
 from marconi.policy.int8 import Division, PerRequest, divide
 from rig.pools import Strategy
 from rig.soak import Soak, SoakFailure, SoakPlan, soak_on_marconi, soak_pools
@@ -43,7 +43,7 @@ def test_every_slot_is_accounted_for_and_every_request_reads_its_own_state(
     soak = soak_of(strategy, page_tokens, num_checkpoints)
     soak.run()
     cache = soak.scheduler.cache
-    assert isinstance(cache.pools, Int8Pools)
+    assert isinstance(cache.pools, Int8DevicePools)
     assert soak.scheduler.num_hit_tokens > 0
     assert cache.pools.promised == []
     (evictions,) = [sum(cache.tree_core.hybrid.counters.num_evictions.values())]
@@ -122,7 +122,7 @@ def live_pool(num_slots: int, dtype: torch.dtype) -> Any:
 def test_a_state_is_rounded_once_and_the_live_one_stays(dtype: torch.dtype) -> None:
     """Against a reference in torch: within half a step of the largest number of its channel."""
     live, pool = live_pool(6, dtype), pool_of(9, dtype)
-    pools = Int8Pools(SimpleNamespace(mamba_pool=live, mamba_ckpt_pool=pool), None)
+    pools = Int8DevicePools(SimpleNamespace(mamba_pool=live, mamba_ckpt_pool=pool), None)
     before = live.mamba_cache.temporal.clone(), live.mamba_cache.conv[0].clone()
     pools._round(torch.tensor([2, 5]), torch.tensor([7, 1]))
     assert torch.equal(live.mamba_cache.temporal, before[0])

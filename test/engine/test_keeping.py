@@ -1,6 +1,7 @@
 """What a server's cache keeps of a request, and what it uses, on pools of the host's memory and without a model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,6 +67,23 @@ def test_the_state_of_a_working_slot_that_stands_beyond_the_kept_tokens_is_not_k
     send(replay, PROMPT, ANSWER, 1.0)
     assert states(replay) == [99]
     assert send(replay, PROMPT + ANSWER[:10] + MORE, ANSWER, 2.0) == 99
+
+
+def test_a_state_at_the_end_of_a_chunk_is_there_when_that_chunk_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another prompt diverges where the first of three chunks ends: whoever comes next may resume from there."""
+    from sglang.srt.mem_cache import common
+
+    replay, keep = on_marconi(replace(SETTING, chunk_tokens=40), PolicyChoice()), common.checkpoint_kv_cache
+    send(replay, PROMPT, ANSWER, 1.0)
+    kept = []
+
+    def keep_and_look(*args: Any) -> None:
+        keep(*args)
+        kept.append(40 in states(replay))
+
+    monkeypatch.setattr(common, "checkpoint_kv_cache", keep_and_look)
+    send(replay, PROMPT[:40] + MORE * 3, ANSWER, 2.0)
+    assert kept == [True, True, True]
 
 
 def test_a_hit_at_the_end_of_a_request_is_a_conversations_and_one_within_it_is_not() -> None:

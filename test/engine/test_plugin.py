@@ -112,11 +112,14 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         (("--enable-lmcache",), "--enable-lmcache and --radix-cache-backend marconi are two caches"),
         (
             ("--marconi-events", "tcp://*:5557"),
-            "--marconi-events tcp://*:5557: other hosts reach it; it must be tcp://127.0.0.1:5557, or have CURVE keys "
+            "--marconi-events tcp://*:5557 must be tcp://127.0.0.1:5557, or have CURVE keys: other hosts reach it "
             "(--marconi-events-keys)",
         ),
         (("--marconi-events", "5557"), "--marconi-events: an address must be like tcp://127.0.0.1:5557, got '5557'"),
-        (("--marconi-events", "tcp://127.0.0.1:65535"), "--marconi-events: port 65535 + 1 of tcp://127.0.0.1:65535"),
+        (
+            ("--marconi-events", "tcp://127.0.0.1:65535"),
+            "--marconi-events: the port must be at most 65535, got 65535 + 1 of tcp://127.0.0.1:65535",
+        ),
         (
             ("--marconi-events-keys", "/no/keys"),
             "--marconi-events-keys: /no/keys: must be a .key_secret of pyzmq, got no CURVE certificate (Invalid",
@@ -173,7 +176,7 @@ def test_events_on_the_servers_own_port_are_refused_in_one_line(
         *("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", port),
         *("--marconi-events", f"tcp://127.0.0.1:{port}"),
     )
-    assert f"--marconi-events: tcp://127.0.0.1:{port} must be another port than the server's own --port" in line
+    assert f"--marconi-events: a port must differ from the server's own --port, got tcp://127.0.0.1:{port}" in line
 
 
 def test_a_bad_certificate_is_refused_and_a_fleets_keys_open_every_address(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_state_at_any_position_is_that_of_a_prefill_that_ends_there(family: Fa
 def test_a_window_goes_on_from_that_of_the_prefix_where_its_inputs_do_not_fill_it(first: int) -> None:
     wanted = [(1, first), (0, 64), (1, 20)]
     checkpoints, layer, _ = kept_at(Family.MAMBA2, wanted)
-    assert layer.inside().goes_on_from_windows == (first < WIDTH - 1)
+    assert layer.inside().continues_windows == (first < WIDTH - 1)
     for checkpoint, (row, position) in zip(checkpoints, wanted, strict=True):
         window, _ = states_at(Family.MAMBA2, row, position)
         assert torch.equal(layer.pools.conv[0][int(checkpoint.slot)], window)

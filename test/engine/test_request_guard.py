@@ -73,7 +73,7 @@ def validate(manager: Any = MANAGER, **fields: Any) -> dict[str, Any]:
         ({**SCORED, "token_indices_to_pool": []}, "token_indices_to_pool must be positions from 0 to 2, got []"),
         (
             {**SCORED, "token_indices_to_pool": [1], "logprob_start_len": -1},
-            "token_indices_to_pool is only supported with return_logprob and a logprob_start_len of 0",
+            "token_indices_to_pool must have return_logprob and a logprob_start_len of 0, got True and -1",
         ),
         *(
             (
@@ -128,7 +128,8 @@ def test_a_prompt_that_may_be_cut_is_not_scored_at_positions(chunk_tokens: int |
     """Two at a time are enough for it in SGLang, however short: the second is cut where the first one's tokens end."""
     server_args = SimpleNamespace(radix_cache_backend="marconi", chunked_prefill_size=chunk_tokens)
     cuts = SimpleNamespace(**{**vars(MANAGER), "server_args": server_args})
-    with pytest.raises(ValueError, match=r"^token_indices_to_pool is only supported with --chunked-prefill-size -1:"):
+    wrong = f"^the server's --chunked-prefill-size must be -1 for token_indices_to_pool, got {chunk_tokens}:"
+    with pytest.raises(ValueError, match=wrong):
         validate(cuts, **SCORED, token_indices_to_pool=[0])
     validate(cuts, token_indices_to_pool=[0], sampling_params={"max_new_tokens": 3})
 

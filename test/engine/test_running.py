@@ -99,8 +99,8 @@ def test_what_was_foretold_wrongly_is_refused() -> None:
 
 
 def test_a_server_says_how_many_more_run() -> None:
-    assert running.said_of(12, 60, 2) is None
-    assert str(running.said_of(20, 60, 2)).startswith("up to 20 requests run at once, 12 by SGLang's own count")
+    assert running.excess_note(12, 60, 2) is None
+    assert str(running.excess_note(20, 60, 2)).startswith("up to 20 requests run at once, 12 by SGLang's own count")
 
 
 @pytest.mark.parametrize("host_ratio", [0.0, 1.5])

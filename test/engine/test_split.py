@@ -50,7 +50,7 @@ def test_a_server_divides_memory_as_check_says(models: dict[str, Path], argv: tu
     found = answer(line, Model.find(line.model_path, None), Machine(Platform.CPU))
     record.resolve_once()
     assert found.is_served
-    assert split.said_of(record) == found.split
+    assert split.memory_note(record) == found.split
     assert found.pools is not None
     assert resolved_view(record).enable_unified_memory == found.pools.is_one_pool
 
@@ -59,7 +59,7 @@ def test_a_launch_with_no_dividing_flag_is_one_pool_and_says_which_flag_keeps_tw
     record = record_of(models["gdn"])
     record.resolve_once()
     assert record.enable_unified_memory
-    assert "--mamba-full-memory-ratio 0.9 keeps SGLang's two" in str(split.said_of(record))
+    assert "--mamba-full-memory-ratio 0.9 keeps SGLang's two" in str(split.memory_note(record))
 
 
 def test_what_sglang_refuses_in_one_pool_is_served_in_two(
@@ -76,7 +76,7 @@ def test_what_sglang_refuses_in_one_pool_is_served_in_two(
     record = record_of(models["gdn"])
     record.resolve_once()
     assert not record.enable_unified_memory
-    assert str(split.said_of(record)).endswith("not chosen here: no one pool today")
+    assert str(split.memory_note(record)).endswith("not chosen here: no one pool today")
     with pytest.raises(AssertionError, match="no one pool today"):
         record_of(models["gdn"], "--enable-unified-memory").resolve_once()
 
@@ -115,4 +115,4 @@ def test_another_backend_keeps_sglangs_memory(models: dict[str, Path]) -> None:
     record = prepare_server_args(["--model-path", str(models["gdn"])])
     record.resolve_once()
     assert not record.enable_unified_memory
-    assert split.said_of(record) is None
+    assert split.memory_note(record) is None

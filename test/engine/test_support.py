@@ -47,7 +47,7 @@ SERVED: dict[str, Any] = {
 
 def refusals(server_args: Any) -> Iterator[str]:
     """The lines of settings that no hybrid model is served with."""
-    lines = (each.said_of(Launch(server_args, Flags())) for each in UNSUPPORTED)
+    lines = (each.line_for(Launch(server_args, Flags())) for each in UNSUPPORTED)
     return (line for line in lines if line is not None)
 
 
@@ -339,6 +339,6 @@ def test_no_line_has_a_field_that_is_not_filled_in() -> None:
         *support.REFUSED_CACHES,
     )
     launch = Launch(ServerArgs("model", hicache_ratio=0.0), Flags(), Facts(is_hybrid=True))
-    lines = [row._replace(when=lambda _: True).said_of(launch) for row in rows if isinstance(row, support.Refused)]
+    lines = [row._replace(when=lambda _: True).line_for(launch) for row in rows if isinstance(row, support.Refused)]
     assert len(lines) > 25
     assert not [line for line in lines if line is None or re.search(r"[{}]", line)]

@@ -109,5 +109,5 @@ def test_sessions_are_asked_of_a_trace_that_names_them(tmp_path: Path, capsys: p
     path.write_text('{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n')
     argv = ("replay", str(path), "--model", "nemotron-h-8b", "--memory", "1GB", "--replicas", "2")
     assert main((*argv, "--router", "sticky-session-pure")) == 2
-    assert "--router sticky-session-pure: the trace 'blocks.jsonl' names no sessions" in capsys.readouterr().err
+    assert "--router sticky-session-pure: the trace must name sessions, got 'blocks.jsonl'" in capsys.readouterr().err
     assert main((*argv, "--router", ",".join(name for name in VARIANTS if "session" not in name))) == 0

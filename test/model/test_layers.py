@@ -121,7 +121,7 @@ def test_kv_heads_are_split_over_workers_and_replicated_when_they_are_fewer() ->
 @pytest.mark.parametrize(("degree", "problem"), [(3, "attention heads"), (32, "attention heads")])
 def test_heads_that_cannot_be_shared_are_named(degree: int, problem: str) -> None:
     layer = Attention(64, num_heads=16, num_kv_heads=4, head_dim=8, v_head_dim=8)
-    with pytest.raises(ValueError, match=rf"tensor_parallel {degree} does not divide the number of {problem} \(16\)"):
+    with pytest.raises(ValueError, match=rf"tensor_parallel must divide the number of {problem} \(16\), got {degree}"):
         layer.kv_bytes_per_token(STORAGE.over(None, degree))
 
 

@@ -168,7 +168,7 @@ def test_workers_share_states_and_weights_but_not_flops() -> None:
 
 @pytest.mark.parametrize("degree", [0, -1])
 def test_no_workers_are_refused(degree: int) -> None:
-    with pytest.raises(ValueError, match=f"tensor_parallel is {degree}: give at least 1"):
+    with pytest.raises(ValueError, match=f"tensor_parallel must be at least 1, got {degree}"):
         load("vicuna-7b", tensor_parallel=degree)
 
 
@@ -188,7 +188,10 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({**QWEN, "hidden_size": "5120"}, "hidden_size must be a whole number that is not negative, got '5120'"),
         ({**QWEN, "hidden_size": -1}, "hidden_size must be a whole number that is not negative, got -1"),
         ({**QWEN, "num_attention_heads": 0}, "num_attention_heads must be a positive"),
-        ({**QWEN, "layer_types": ["linear_attention"]}, "layer_types has 1 entries for 64 layers"),
+        (
+            {**QWEN, "layer_types": ["linear_attention"]},
+            r"layer_types must have 64 entries \(num_hidden_layers\), got 1",
+        ),
         ({**QWEN, "layer_types": ["conv"] * 64}, "layer_types must hold linear_attention"),
         ({**QWEN, "layer_types": "linear"}, "layer_types must be a list, got 'linear'"),
         ({**QWEN, "mamba_ssm_dtype": "float3"}, "a dtype must be one of .*, got 'float3'"),

@@ -15,7 +15,7 @@ from marconi.plan.verdict import Plan
 from marconi.policy.catalog import PolicySpec
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Percentiles, PolicyResult, Report
-from marconi.replay.store import Storage, Traffic
+from marconi.replay.store import StoreSpec, Traffic
 from marconi.replay.task import ReplayInputs, Task
 from replay.worlds import conversations
 
@@ -279,7 +279,7 @@ def test_where_nothing_is_won_the_verdict_says_so() -> None:
 
 
 def test_a_sixth_line_says_what_a_store_behind_the_host_would_win() -> None:
-    storage, traffic = Storage(2 * 10**12, 6e9), Traffic(num_written_bytes=10**9, num_read_bytes=2 * 10**9)
+    storage, traffic = StoreSpec(2 * 10**12, 6e9), Traffic(num_written_bytes=10**9, num_read_bytes=2 * 10**9)
     task = Task(BEST, 10**9, host_bytes=4 * 10**9, storage=storage)
     stored = replace(like("best", None, 8_000), task=task, prefill_s=0.5, traffic=traffic)
     *_, disk, _, _ = verdict(point(6_000), stored=(stored,))

@@ -68,7 +68,7 @@ def share_by_definition(turns: Turns, node: Node) -> float | None:
         return None
     end = left_by.num_prompt_tokens
     counts = {0: 1.0, 1: 0.9, 16: 0.4, 64: 0.4}
-    for distance, count in turns._window(left_by.namespace, left_by.went_on).counts.items():
+    for distance, count in turns._window(left_by.namespace, left_by.continued).counts.items():
         counts[distance] = counts.get(distance, 0.0) + count
     below, deeper = node, None
     while len(below.live_children) == 1 and deeper is None:
@@ -237,4 +237,4 @@ def test_a_planned_state_takes_no_slot_of_one_that_a_request_waits_for() -> None
 def test_a_prompts_states_are_noted_with_its_name_space_and_the_answer_with_its_closing() -> None:
     server, rng = Server(), random.Random(10)  # noqa: S311 - a workload, not a secret
     server.serve(words(rng, 100), words(rng, 5))
-    assert {node.left_by for node in server.states()} == {LeftBy(100, went_on=False)}
+    assert {node.left_by for node in server.states()} == {LeftBy(100, continued=False)}

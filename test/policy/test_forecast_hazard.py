@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from marconi.policy.forecast.forecast import Lives
-from marconi.policy.forecast.hazard import NUM_BINS, Floats, HazardModel, Seen, Shape, bin_starts_s, bin_widths_s
+from marconi.policy.forecast.hazard import (
+    NUM_BINS,
+    Floats,
+    HazardModel,
+    Observations,
+    Shape,
+    bin_starts_s,
+    bin_widths_s,
+)
 
 from .naive_forecast import Estimate, Life
 
@@ -28,7 +36,7 @@ def live(lives: Lives, stratum: int, levels: tuple[int, ...], waits_s: Floats, l
         lives.end(0, min(wait_s, limit_s), used=wait_s <= limit_s)
 
 
-def fit(model: HazardModel, seen: Seen) -> None:
+def fit(model: HazardModel, seen: Observations) -> None:
     """Every step of a fit."""
     for _ in model.fit(seen):
         pass

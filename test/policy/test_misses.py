@@ -25,7 +25,7 @@ from marconi.policy.misses import Cause, Misses
 from marconi.policy.request import Lease, Request, pack
 from marconi.policy.residency import Place
 from marconi.replay.admission.chunk_end import ExtraBuffer
-from marconi.replay.pools import JointPool, Pools
+from marconi.replay.pools import JointPool, TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import Kept, RadixTree, check_invariants
@@ -53,9 +53,9 @@ class Seconds(LatencyModel):
 def server(layout: str, max_ghosts: int = ALL) -> ServerReplay:
     page = 4 if layout == "pages" else 1
     tree = RadixTree(page, max_ghosts, page)
-    rule, pools, host = SeparateLru(TWO_POOLS), Pools(240, 30), None
+    rule, pools, host = SeparateLru(TWO_POOLS), TwoPools(240, 30), None
     if layout == "short of slots":
-        pools = Pools(2_000, 4)
+        pools = TwoPools(2_000, 4)
     if layout == "host":
         times = LoadTimes(COSTS, Seconds().seconds, bytes_per_s=5.0)
         host = HostTier(tree, Order(SeparateLru(TWO_POOLS)), HostMemory(300, 8), times)
@@ -232,7 +232,7 @@ def test_what_was_kept_instead_is_remembered_through_splits_and_merges() -> None
 def test_what_was_kept_instead_is_what_the_rule_ranks_behind_the_victim() -> None:
     eviction = BestEviction(COSTS, Forecast(Turns(1)), TWO_POOLS)
     hybrid = HybridCache(RadixTree(1, ALL), Judicious(), Order(eviction))
-    replay, num_compared = ServerReplay(hybrid, Pools(240, 30), Scheduling()), 0
+    replay, num_compared = ServerReplay(hybrid, TwoPools(240, 30), Scheduling()), 0
     kept_instead, forecast = eviction.kept_instead, eviction.forecast
 
     def worth(node: NodeView, need: Need) -> float:

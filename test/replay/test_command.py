@@ -254,17 +254,23 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*MODEL, "--memory", "much"), "memory must be a number above 0"),
         (("--model", "gpt-9", "--memory", "1GB"), "a model must be a config.json, its folder or one of"),
         ((*SMALL, "--policy", "lru,lry"), "a policy must be one of lru, marconi, tail, best, lru-write-back"),
-        ((*SMALL, "--policy", "lru", "--policy", "lru"), "--policy 'lru,lru' names a policy twice"),
-        ((*SMALL, "--policy", ""), "policy '' must be NAME, NAME:NUMBER"),
+        ((*SMALL, "--policy", "lru", "--policy", "lru"), "--policy must name each policy once, got 'lru,lru'"),
+        ((*SMALL, "--policy", ""), "a policy must be NAME, NAME:NUMBER or either with @ADMISSION, got ''"),
         ((*SMALL, "--policy", "lru@never"), "an admission must be one of"),
         ((*SMALL, "--policy", "lru@judicious:100"), "GRID must be a multiple of the trace's unit, 512 tokens, got 100"),
         (
             (*SMALL, "--policy", "lru,lru@judicious:100", "--jobs", "2"),
             "GRID must be a multiple of the trace's unit, 512 tokens, got 100",
         ),
-        ((*SMALL, "--policy", "s3fifo", "--mode", "queueing"), "--mode serial"),
-        ((*MODEL, "--memory", "9blocks", "--policy", "lfu,lru"), "memory '9blocks': policy 'lru' caches no blocks"),
-        ((*MODEL, "--memory", "1GB,9blocks"), "memory '9blocks': policy 'lru' caches no blocks"),
+        ((*SMALL, "--policy", "s3fifo", "--mode", "queueing"), "--mode must be serial"),
+        (
+            (*MODEL, "--memory", "9blocks", "--policy", "lfu,lru"),
+            "memory must be an amount of bytes such as 40GB for policy 'lru', got '9blocks'",
+        ),
+        (
+            (*MODEL, "--memory", "1GB,9blocks"),
+            "memory must be an amount of bytes such as 40GB for policy 'lru', got '9blocks'",
+        ),
         (
             (*MODEL, "--memory", "9blocks", "--policy", "lfu,lry"),
             "a policy must be one of lru, marconi, tail, best, lru-write-back",
@@ -274,26 +280,26 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
             "memory in blocks must be a whole number, 1 or more, as 3000blocks, got '0blocks'",
         ),
         ((*MODEL, "--memory", "1blocks", "--policy", "s3fifo"), "the capacity in blocks must be at least 2, got 1"),
-        ((*MODEL, "--memory", "9blocks", "--policy", "lfu", "--mode", "queueing"), "--mode serial"),
+        ((*MODEL, "--memory", "9blocks", "--policy", "lfu", "--mode", "queueing"), "--mode must be serial"),
         ((*SMALL, "--device", "abacus"), "a device must be one of"),
         ((*SMALL, "--format", "tablets"), "got 'tablets'"),
         ((*SMALL, "--mamba-full-memory-ratio", "0"), "--mamba-full-memory-ratio must be a number above 0, got 0.0"),
         ((*SMALL, "--slo-s", "nan"), "--slo-s must be a number of seconds above 0, got nan"),
-        ((*SMALL, "--jobs", "0"), "'0' is not a whole number, 1 or more"),
+        ((*SMALL, "--jobs", "0"), "must be a whole number, 1 or more, got '0'"),
         (
             (*SMALL, "--session-rate", "-1"),
             "session_rate must be a number of sessions a second, 1e-09 or more, got -1.0",
         ),
         ((*SMALL, "--mode", "dream"), "invalid choice: 'dream'"),
-        ((*SMALL, "--json", "/nowhere/at/all.json"), "the folder /nowhere/at does not exist"),
+        ((*SMALL, "--json", "/nowhere/at/all.json"), "--json must be in an existing folder, got /nowhere/at/all.json"),
         ((*SMALL, "--json", "/proc/x.json"), "--json /proc/x.json cannot be written: "),
         (
             (*SMALL, "--policy", "lru,s3fifo", "--mamba-full-memory-ratio", "0.5"),
-            "policy 's3fifo': --mamba-full-memory-ratio 0.5 splits memory between KV and states",
+            "policy 's3fifo': --mamba-full-memory-ratio must be left out for a block cache",
         ),
         (
             ("--model", "vicuna-7b", "--memory", "1GB", "--mamba-full-memory-ratio", "0.5"),
-            "--mamba-full-memory-ratio 0.5: the model keeps no states",
+            "--mamba-full-memory-ratio must be left out for a model without states, got 0.5",
         ),
         ((*SMALL, "--policy", "lru,et-lru"), "policy 'et-lru': trace 'small.jsonl.gz' must have a session"),
         ((*SMALL, "--policy", "lru,end-aware"), "policy 'end-aware': no request names its session"),
@@ -303,10 +309,13 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*SMALL, "--host-memory", "5"), "--host-memory: memory must be a size with a unit such as 5GB, got '5'"),
         ((*SMALL, "--host-memory", "9blocks"), "--host-memory must be an amount of bytes, as 200GB, got '9blocks'"),
         ((*SMALL, "--host-bandwidth", "0"), "--host-bandwidth must be a number of GB/s above 0, got 0"),
-        ((*SMALL, "--policy", "lfu", "--host-memory", "9GB"), "policy 'lfu': a block cache has no host tier"),
+        (
+            (*SMALL, "--policy", "lfu", "--host-memory", "9GB"),
+            "policy 'lfu': --host-memory must be left out for a block cache",
+        ),
         (
             ("--model", "vicuna-7b", "--memory", "1GB", "--host-memory", "1GB"),
-            "--host-memory: the model keeps no states",
+            "--host-memory must be left out for a model without states",
         ),
         ((*SMALL, "--storage-memory", "2TB"), "--storage-memory must come with --host-memory, got '2TB' alone"),
         ((*HOSTED, "--storage-memory", "0GB"), "--storage-memory: memory must be more than 0 bytes, got '0GB'"),
@@ -316,8 +325,11 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
             (*HOSTED, "--storage-memory", "2TB", "--storage-bandwidth", "-1"),
             "--storage-bandwidth must be a number of GB/s above 0, got -1",
         ),
-        ((*HOSTED, "--storage-memory", "2TB", "--policy", "lru"), "policy 'lru': --storage-memory: what stock SGLang"),
-        ((*HOSTED, "--storage-memory", "2TB", "--int8-checkpoints"), "--int8-checkpoints: a server refuses it with a"),
+        ((*HOSTED, "--storage-memory", "2TB", "--policy", "lru"), "policy 'lru': --storage-memory must be left out"),
+        (
+            (*HOSTED, "--storage-memory", "2TB", "--int8-checkpoints"),
+            "--host-memory must be left out with --int8-checkpoints",
+        ),
         (
             (*HOSTED, "--storage-memory", "2TB", "--policy", "best", "--replicas", "2"),
             "--storage-memory must be left out with --replicas",
@@ -400,7 +412,9 @@ def test_a_store_behind_the_host_hits_more_and_is_shown_where_one_is_asked_for(
 def test_a_trace_that_is_not_there_is_one_line(command: str, tmp_path: Path, fails: Callable[..., str]) -> None:
     assert "no such file or folder" in fails(command, str(tmp_path / "none"), *SMALL)
     assert "got 'poetry'" in fails(command, "generate:poetry", *SMALL)
-    assert "--half tuning" in fails(command, "generate:chat-short", *SMALL, "--half", "tuning")
+    assert "--half must be all for a drawn trace, got tuning" in fails(
+        command, "generate:chat-short", *SMALL, "--half", "tuning"
+    )
 
 
 def test_every_policy_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,7 +448,9 @@ def test_a_result_file_that_cannot_be_made_is_refused_before_the_trace_is_read(f
 
 
 def test_a_plan_takes_no_number_of_blocks(trace: Path, fails: Callable[..., str]) -> None:
-    assert "memory '9blocks': policy 'lru' caches no blocks" in fails("plan", str(trace), *MODEL, "--memory", "9blocks")
+    assert "memory must be an amount of bytes such as 40GB for policy 'lru', got '9blocks'" in fails(
+        "plan", str(trace), *MODEL, "--memory", "9blocks"
+    )
 
 
 def test_a_file_of_tokens_is_cut_into_blocks_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes, Tie
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.catalog import build, known_policies, require_possible
-from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.pools import JointPool, Pool, TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.stock_tier import StockTier
@@ -53,7 +53,7 @@ class Server:
             .admission
         )
         hybrid = HybridCache(self.tree, admission, Order(rule or SeparateLru(NEEDS)), host=self.tier)
-        self.replay = ServerReplay(hybrid, pools or Pools(KV, STATES), Scheduling())
+        self.replay = ServerReplay(hybrid, pools or TwoPools(KV, STATES), Scheduling())
 
     def serve(self, trace: Trace) -> list[int]:
         """The hits of each request; what must hold does after each."""
@@ -88,11 +88,11 @@ KINDS = {
 
 
 def unbounded_hits(trace: Trace) -> list[int]:
-    return Server(lambda tree: None, Pools(100_000, 1_000)).serve(trace)
+    return Server(lambda tree: None, TwoPools(100_000, 1_000)).serve(trace)
 
 
 @pytest.mark.parametrize(
-    "of_device", [lambda: Pools(KV, STATES), lambda: JointPool(250, 1, 10)], ids=["two-pools", "one-pool"]
+    "of_device", [lambda: TwoPools(KV, STATES), lambda: JointPool(250, 1, 10)], ids=["two-pools", "one-pool"]
 )
 @pytest.mark.parametrize("memory", [PLENTY, LITTLE], ids=["plenty", "little"])
 def test_neither_tier_holds_more_than_it_has_nor_anything_dead(
@@ -130,8 +130,23 @@ def test_what_loads_no_faster_than_it_is_computed_is_neither_kept_nor_loaded() -
     assert slow.tier.copies.num_states == 0
 
 
+def test_a_copy_stays_while_it_is_loaded_though_the_host_has_no_room_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device evicts for the load would take its place: the host has room for one state."""
+    load, loaded = HybridCache.load, []
+
+    def load_a_copy(hybrid: HybridCache, request: Request, depth: int, num_tokens: int) -> float:
+        hosted = hybrid.match(request).hosted
+        loaded.append((None if hosted is None else hosted.depth, depth))
+        return load(hybrid, request, depth, num_tokens)
+
+    monkeypatch.setattr(HybridCache, "load", load_a_copy)
+    Server(by_worth(HostMemory(40, 1)), TwoPools(60, 3)).serve(TRACE)
+    assert loaded
+    assert all(hosted == depth for hosted, depth in loaded), loaded
+
+
 def test_a_request_waits_for_its_load_and_computes_the_rest() -> None:
-    server = Server(by_worth(PLENTY, bytes_per_s=20.0), Pools(30, 4))
+    server = Server(by_worth(PLENTY, bytes_per_s=20.0), TwoPools(30, 4))
     first = request("abcdefghijklmnop", "qrst", 0.0)
     server.replay.serve(first)
     server.replay.serve(request("ABCDEFGHIJKLMNOP", "QRST", 1.0))
@@ -241,7 +256,7 @@ def chat(name: str, turn: int, arrival_s: float) -> Request:
 
 def usable(memory: HostMemory) -> list[int]:
     """The depths from which four chats can go on after they came in turn, under write-through."""
-    server = Server(as_stock(memory, WritePolicy.THROUGH), Pools(18, 5))
+    server = Server(as_stock(memory, WritePolicy.THROUGH), TwoPools(18, 5))
     for index, name in enumerate("abcd"):
         server.replay.serve(chat(name, 0, float(index)))
     tier = server.tier
@@ -263,7 +278,7 @@ def test_write_through_loses_what_the_host_has_no_room_for() -> None:
 @pytest.mark.parametrize("policy", WritePolicy)
 @pytest.mark.parametrize("memory", [PLENTY, LITTLE, HostMemory(30, 2)])
 def test_stocks_pools_are_never_overdrawn(memory: HostMemory, policy: WritePolicy) -> None:
-    server = Server(as_stock(memory, policy), unit_tokens=4, pools=Pools(4 * KV, STATES))
+    server = Server(as_stock(memory, policy), unit_tokens=4, pools=TwoPools(4 * KV, STATES))
     tier = server.tier
     assert isinstance(tier, StockTier)
     for each in conversations(num_sessions=9, num_turns=8, unit_tokens=4).requests:
@@ -391,7 +406,7 @@ def test_a_span_saves_what_it_adds_to_prefills_as_they_are_here() -> None:
 
 def test_a_tier_learns_what_prompts_that_start_from_a_state_compute() -> None:
     loads = times()
-    server = Server(lambda tree: HostTier(tree, Order(SeparateLru(NEEDS)), PLENTY, loads), Pools(10_000, 500))
+    server = Server(lambda tree: HostTier(tree, Order(SeparateLru(NEEDS)), PLENTY, loads), TwoPools(10_000, 500))
     for turn in range(300):
         server.replay.serve(chat("a", turn, float(turn)))
     assert server.replay.counters.num_states_hit == 299

@@ -179,15 +179,21 @@ REPLAY = ["replay", "generate:agent-append", "--max-sessions", "2", "--memory", 
 @pytest.mark.parametrize(
     ("given_args", "message"),
     [
-        (["--policy", "lru"], "policy 'lru': --int8-checkpoints: a server refuses it with this admission, chunk-end"),
-        (["--policy", "best@every-block"], "a server refuses it with this admission, every-block: take best@judicious"),
+        (
+            ["--policy", "lru"],
+            "policy 'lru': --int8-checkpoints: the admission must plan ahead, as lru@judicious does, got chunk-end",
+        ),
+        (["--policy", "best@every-block"], "the admission must plan ahead, as best@judicious does, got every-block"),
         (
             ["--policy", "seglen"],
-            "'seglen': --int8-checkpoints: a server offers it with lru, marconi, tail, best",
+            "'seglen': --int8-checkpoints: the policy must be one of lru, marconi, tail, best",
         ),
-        (["--policy", "lfu"], "policy 'lfu': --int8-checkpoints: a server offers it with lru, marconi, tail, best"),
-        (["--host-memory", "3GB"], "a server refuses it with a host tier: leave --host-memory out"),
-        (["--model", "vicuna-7b"], "--int8-checkpoints: vicuna-7b keeps no recurrent states"),
+        (["--policy", "lfu"], "policy 'lfu': --int8-checkpoints: the policy must be one of lru, marconi, tail, best"),
+        (["--host-memory", "3GB"], "--host-memory must be left out with --int8-checkpoints"),
+        (
+            ["--model", "vicuna-7b"],
+            "--int8-checkpoints must be left out for vicuna-7b, which keeps no recurrent states",
+        ),
         (["--replicas", "2"], "--int8-checkpoints must be left out with --replicas"),
     ],
 )

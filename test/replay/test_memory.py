@@ -70,7 +70,7 @@ def test_a_number_without_a_unit_is_refused_with_its_text(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["2GB,2GB", "2GB,1GB,2000MB", "0.5x,5e-1x", "3blocks,3 blocks"])
 def test_an_amount_named_twice_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"--memory '{text}' names an amount twice"):
+    with pytest.raises(ValueError, match=f"--memory must name each amount once, got '{text}'"):
         parse_memories(text)
 
 

@@ -17,7 +17,7 @@ from marconi.replay.admission.every_block import EveryBlock
 from marconi.replay.admission.named import admission_of
 from marconi.replay.catalog import build, known_policies, resolve_policy
 from marconi.replay.grid import execute, require_executable, run_tasks
-from marconi.replay.pools import JointPool, Pools
+from marconi.replay.pools import JointPool, TwoPools
 from marconi.replay.server import ServerReplay
 from marconi.replay.target import CacheConfig, Host, block_bytes
 from marconi.replay.task import Mode, ReplayInputs, Task
@@ -74,9 +74,9 @@ def test_every_tree_policy_works_with_two_pools_and_beside_running_requests(name
     inputs = ReplayInputs(BLOCKS, MODEL, INPUTS.device, INPUTS.latency, Mode.QUEUEING)
     task = Task(spec_of(name), MEMORY_BYTES, mamba_ratio=0.5)
     if isinstance(build(task.policy, config()), BlockServer):
-        with pytest.raises(ValueError, match=f"policy '{name}': --mamba-full-memory-ratio 0.5 .* leave it out"):
+        with pytest.raises(ValueError, match=f"policy '{name}': --mamba-full-memory-ratio must be left out .* got 0.5"):
             execute(replace(inputs, mode=Mode.SERIAL), task)
-        with pytest.raises(ValueError, match="--mode serial"):
+        with pytest.raises(ValueError, match="--mode must be serial"):
             execute(inputs, Task(task.policy, MEMORY_BYTES))
     else:
         run = execute(inputs, task)
@@ -141,7 +141,9 @@ def test_a_model_without_states_has_all_its_memory_for_kv() -> None:
     assert stock.task.mamba_ratio is joint.task.mamba_ratio is None
     assert pools.held_bytes > 0.6 * 10**9
     assert dict(pools.num_evictions)["state"] == 0 < dict(pools.num_evictions)["kv"]
-    with pytest.raises(ValueError, match=r"policy 'lru': --mamba-full-memory-ratio 2: the model keeps no states"):
+    with pytest.raises(
+        ValueError, match=r"policy 'lru': --mamba-full-memory-ratio must be left out for a model without states, got 2"
+    ):
         execute(inputs, Task(PolicySpec("lru"), memory_bytes, 2.0))
 
 
@@ -186,16 +188,16 @@ def test_the_number_reaches_the_rule() -> None:
         ("lru,,seglen", "must be NAME, NAME:NUMBER"),
         ("lru@", "must be NAME, NAME:NUMBER"),
         ("lru:", "must be NAME, NAME:NUMBER"),
-        ("lru,seglen,lru", "names a policy twice"),
-        ("lru:3", "lru takes no number"),
-        ("marconi-static", "must be marconi-static:ALPHA, with a number"),
+        ("lru,seglen,lru", "--policy must name each policy once, got 'lru,seglen,lru'"),
+        ("lru:3", "the policy must be lru, without a number, got 'lru:3'"),
+        ("marconi-static", "the policy must be marconi-static:ALPHA, with a number, got 'marconi-static'"),
         ("marconi-static:much", "marconi-static:ALPHA must be a number, 0 or more"),
         ("marconi-static:-1", "marconi-static:ALPHA must be a number, 0 or more"),
         ("marconi-static:inf", "marconi-static:ALPHA must be a number, 0 or more"),
         ("tlru:1.9", "policy 'tlru:1.9': tlru:XI must be a whole number, 0 or more"),
         ("threshold-lru:0.5", "threshold-lru:TOKENS must be a whole number, 0 or more"),
         ("tail-belady:nan", "tail-belady:XI must be a whole number, 0 or more"),
-        ("lfu@judicious", "policy 'lfu@judicious': a block cache takes every block, an admission does not apply"),
+        ("lfu@judicious", "policy 'lfu@judicious': a block cache must have no admission, got 'judicious'"),
         ("lru@chunk-end:0", "policy 'lru@chunk-end:0': admission 'chunk-end:0': INTERVAL must be"),
     ],
 )
@@ -242,13 +244,13 @@ def test_an_admission_stands_on_the_units_of_the_trace(text: str, unit: int, exp
         ("always", "an admission must be one of judicious, every-block, .*, got 'always'"),
         ("judicious:0", "GRID must be a whole number of tokens, 1 or more, or exact, got '0'"),
         ("judicious:", "GRID must be a whole number of tokens, 1 or more, or exact, got ''"),
-        ("judicious:64:64", "admission 'judicious:64:64' must be judicious:GRID or less of it"),
+        ("judicious:64:64", "the admission must be judicious:GRID or a beginning of it, got 'judicious:64:64'"),
         ("every-block:exact", "N must be a whole number of tokens, 1 or more, got 'exact'"),
         ("every-block:512:8", "GRID must be a multiple of the trace's unit, 16 tokens, got 8"),
-        ("chunk-end:256:64:8192:1", "must be chunk-end:INTERVAL:GRID:CHUNK or less of it"),
+        ("chunk-end:256:64:8192:1", "must be chunk-end:INTERVAL:GRID:CHUNK or a beginning of it"),
         ("chunk-end:256:64:exact", "CHUNK must be a whole number of tokens, 1 or more, got 'exact'"),
-        ("chunk-end:256:64:32", "a chunk of 32 tokens never reaches a position on a grid of 64"),
-        ("no-buffer:8192:1:1", "must be no-buffer:CHUNK:GRID or less of it"),
+        ("chunk-end:256:64:32", "CHUNK must be at least the grid of 64 tokens, got 32"),
+        ("no-buffer:8192:1:1", "must be no-buffer:CHUNK:GRID or a beginning of it"),
         ("judicious:24", "GRID must be a multiple of the trace's unit, 16 tokens, got 24"),
     ],
 )
@@ -283,7 +285,7 @@ def test_a_chunk_end_stands_on_the_grid_and_in_the_chunks_that_are_asked_for() -
 
 def test_stock_sglang_has_two_pools_at_its_default_ratio_and_others_one() -> None:
     stock, ours = cache_of("lru").pools, cache_of("lru-joint").pools
-    assert isinstance(stock, Pools)
+    assert isinstance(stock, TwoPools)
     kv_bytes, state_bytes = (
         INPUTS.costs.kv_bytes_per_token * stock.num_tokens,
         INPUTS.costs.state_bytes * stock.num_slots,
@@ -299,7 +301,7 @@ def test_a_ratio_that_is_asked_for_splits_every_policy(name: str) -> None:
     pools, costs = cache_of(name, mamba_ratio=3.0).pools, INPUTS.costs
     kv_bytes, state_bytes = MEMORY_BYTES - int(MEMORY_BYTES * 0.75), int(MEMORY_BYTES * 0.75)
     num_units = kv_bytes // (costs.kv_bytes_per_token * BLOCK)
-    assert pools == Pools(num_units * BLOCK, state_bytes // costs.state_bytes)
+    assert pools == TwoPools(num_units * BLOCK, state_bytes // costs.state_bytes)
 
 
 @pytest.mark.parametrize(
@@ -331,9 +333,9 @@ def test_the_entries_that_cache_blocks_are_the_block_caches() -> None:
 
 
 def test_a_block_cache_takes_neither_tokens_nor_an_admission_nor_too_little_memory() -> None:
-    with pytest.raises(ValueError, match=r"'lfu': .* --block-tokens N, 2 or more; got a unit of one token"):
+    with pytest.raises(ValueError, match=r"'lfu': .* --block-tokens N, 2 or more, got single tokens"):
         build(PolicySpec("lfu"), config(trace(request("abc"))))
-    with pytest.raises(ValueError, match="an admission does not apply"):
+    with pytest.raises(ValueError, match="must have no admission"):
         build(PolicySpec.parse("lfu@judicious"), config())
     with pytest.raises(ValueError, match="33 bytes in blocks of 26 bytes: s3fifo"):
         BlockServer("s3fifo", 33, BLOCK, COSTS)

@@ -12,7 +12,7 @@ from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
-from marconi.replay.pools import JointPool, Pools
+from marconi.replay.pools import JointPool, TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
@@ -40,7 +40,7 @@ def test_one_pool_lends_whole_pages_or_whole_states_of_what_is_free() -> None:
 
 
 def test_a_slot_is_spared_only_beside_what_is_reserved() -> None:
-    pool, pools = JointPool(1000, 1, 100), Pools(500, 5)
+    pool, pools = JointPool(1000, 1, 100), TwoPools(500, 5)
     assert pool.spares_slot(Amount(0, 0), Amount(500, 4))
     assert not pool.spares_slot(Amount(0, 0), Amount(501, 4))
     assert pool.spares_slot(Amount(1, 0), Amount(501, 4)), "KV that may go makes room"

@@ -10,7 +10,7 @@ from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, Trace
 from marconi.replay import queueing, serial
 from marconi.replay.admission.chunk_end import NoBuffer
-from marconi.replay.pools import JointPool, Pools
+from marconi.replay.pools import JointPool, TwoPools
 from marconi.replay.queueing import Batching
 from marconi.replay.server import ReplayedRequest, ServerReplay
 from marconi.tree import Node, check_invariants
@@ -147,13 +147,13 @@ def test_without_locks_the_state_in_use_would_be_evicted(monkeypatch: pytest.Mon
         replay(PRESSED, cache)
 
 
-MEMORIES: dict[str, Pools | int] = {
+MEMORIES: dict[str, TwoPools | int] = {
     "plenty": 1 << 40,
     "short": 400,
     "a-few": 90,
     "none": 3,
-    "two-pools": Pools(200, 9),
-    "two-short-pools": Pools(60, 4),
+    "two-pools": TwoPools(200, 9),
+    "two-short-pools": TwoPools(60, 4),
 }
 
 
@@ -223,7 +223,7 @@ def test_who_shares_too_little_does_not_wait_and_others_are_not_held_up() -> Non
 
 def test_a_block_cache_is_refused() -> None:
     server = BlockServer("lru-block", 100, 2, Costs(1, 0, float))
-    with pytest.raises(ValueError, match="--mode serial"):
+    with pytest.raises(ValueError, match="--mode must be serial"):
         queueing.replay(worlds.conversations(unit_tokens=2), server, SPEED, Batching())
 
 

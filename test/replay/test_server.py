@@ -13,7 +13,7 @@ from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
-from marconi.replay.pools import Pools
+from marconi.replay.pools import TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree, check_invariants
@@ -23,7 +23,7 @@ COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num
 
 
 def replay_of(
-    rule: Eviction, pools: Pools, page: int = 1, scheduling: Scheduling | None = None, step_tokens: int = STEP_TOKENS
+    rule: Eviction, pools: TwoPools, page: int = 1, scheduling: Scheduling | None = None, step_tokens: int = STEP_TOKENS
 ) -> ServerReplay:
     tree = RadixTree(page, max_ghosts=20, ids_per_unit=page)
     hybrid = HybridCache(tree, Judicious(page), Order(rule), step_tokens, fills_spare=True)
@@ -39,7 +39,7 @@ def checkpoints(replay: ServerReplay) -> list[int]:
 
 
 def test_a_repeat_and_an_extension_hit_at_the_last_but_one_token() -> None:
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 10))
+    replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(1000, 10))
     prompt = list(range(100))
     assert replay.serve(request(prompt, [], 1.0)) == 0
     assert checkpoints(replay) == [99, 100]
@@ -49,20 +49,20 @@ def test_a_repeat_and_an_extension_hit_at_the_last_but_one_token() -> None:
 
 def test_a_branch_point_is_kept_from_the_second_occurrence_on() -> None:
     """A shared prefix of 60 tokens; the third request that has it starts from its end."""
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 20))
+    replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(1000, 20))
     hits = [replay.serve(request([*range(60), *range(1000 * n, 1000 * n + 40)], [], n)) for n in (1, 2, 3)]
     assert hits == [0, 0, 60]
 
 
 def test_a_conversation_goes_on_from_its_last_processed_token() -> None:
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 10))
+    replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(1000, 10))
     prompt, answer = list(range(50)), list(range(500, 530))
     replay.serve(request(prompt, answer, 1.0))
     assert replay.serve(request([*prompt, *answer, 7, 8, 9], [], 2.0)) == 79
 
 
 def test_pages_round_every_position_down() -> None:
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(960, 10), page=16)
+    replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(960, 10), page=16)
     prompt = list(range(100))
     replay.serve(request(prompt, list(range(500, 530)), 1.0))
     assert checkpoints(replay) == [96, 128]
@@ -70,7 +70,7 @@ def test_pages_round_every_position_down() -> None:
 
 
 def test_where_decoding_is_tracked_the_last_state_stands_at_a_multiple_that_it_passed() -> None:
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(960, 10), 16, Scheduling(track_tokens=64))
+    replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(960, 10), 16, Scheduling(track_tokens=64))
     replay.serve(request(list(range(100)), list(range(500, 530)), 1.0))
     assert checkpoints(replay) == [96, 128]
     replay.serve(request(list(range(1000, 1064)), list(range(1500, 1560)), 2.0))
@@ -79,7 +79,7 @@ def test_where_decoding_is_tracked_the_last_state_stands_at_a_multiple_that_it_p
 
 def test_the_slots_that_a_request_needs_itself_go_before_its_planned_states() -> None:
     """Three slots for the request, none left for the state before its prompt's end."""
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 4), scheduling=Scheduling(num_working_slots=3))
+    replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(1000, 4), scheduling=Scheduling(num_working_slots=3))
     replay.serve(request(list(range(40)), [1, 2, 3], 1.0))
     assert checkpoints(replay) == [39, 42]
     replay.serve(request([*range(40), 1, 2, 9, 9], [], 2.0))
@@ -91,7 +91,7 @@ def test_a_page_beyond_what_is_taken_is_asked_for_and_evicted_for() -> None:
     """Two pages are free and the prompt takes two: SGLang asks for three, and what is held goes."""
     num_evictions = []
     for num_tokens in (64, 80):
-        replay = replay_of(SeparateLru(TWO_POOLS), Pools(num_tokens, 10), 16)
+        replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(num_tokens, 10), 16)
         for first in (0, 100):
             replay.serve(request(list(range(first, first + 32)), [], float(first)))
         num_evictions.append(replay.hybrid.counters.num_evictions[Need.KV])
@@ -103,7 +103,7 @@ def test_a_page_beyond_what_is_taken_is_asked_for_and_evicted_for() -> None:
     [
         (lambda: Scheduling(chunk_tokens=0), "chunk_tokens must be 1 or more, got 0"),
         (lambda: Scheduling(track_tokens=0), "track_tokens must be 1 or more, got 0"),
-        (lambda: Pools(-1, 5), "each pool must be 0 or more, got -1 tokens"),
+        (lambda: TwoPools(-1, 5), "each pool must be 0 or more, got -1 tokens"),
     ],
 )
 def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> None:
@@ -116,7 +116,7 @@ def test_a_speculative_state_takes_the_slot_of_one_that_is_worth_less_alone() ->
     long = list(range(400))
     hits = {}
     for name, rule in (("lru", SeparateLru(TWO_POOLS)), ("best", BestEviction(COSTS, Forecast(), TWO_POOLS))):
-        replay = replay_of(rule, Pools(1000, 4))
+        replay = replay_of(rule, TwoPools(1000, 4))
         replay.serve(request(long, [1, 2, 3], 1.0))
         for number in range(2, 8):
             replay.serve(request(list(range(1000 * number, 1000 * number + 10)), [1, 2, 3], float(number)))
@@ -129,7 +129,7 @@ def test_with_steps_kv_that_is_short_takes_a_path_back_no_further_than_it_must()
     """Two paths of 60 in KV for 100: without steps the first one goes whole, with them what is over."""
     hits = {}
     for step_tokens in (20, 60):
-        replay = replay_of(SeparateLru(TWO_POOLS), Pools(100, 20), step_tokens=step_tokens)
+        replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(100, 20), step_tokens=step_tokens)
         replay.serve(request(list(range(60)), [], 1.0))
         replay.serve(request(list(range(100, 160)), [], 2.0))
         hits[step_tokens] = replay.serve(request(list(range(60)), [], 3.0))
@@ -143,7 +143,7 @@ def test_between_steps_states_take_slots_that_are_spare_and_nothing_is_evicted_f
     num_slots: int, kept: list[int]
 ) -> None:
     """A prompt of 60 with steps of 30, beside the two states of another one."""
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, num_slots), step_tokens=30)
+    replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(1000, num_slots), step_tokens=30)
     replay.serve(request(list(range(500, 510)), [1, 2], 1.0))
     replay.serve(request(list(range(60)), [], 2.0))
     depths = {node.depth for node in replay.hybrid.tree.nodes() if node.has_state}
@@ -151,8 +151,8 @@ def test_between_steps_states_take_slots_that_are_spare_and_nothing_is_evicted_f
     assert replay.counters.num_evictions[Need.STATE] == 0
 
 
-@pytest.mark.parametrize("pools", [Pools(100, 3), Pools(200, 1), Pools(0, 3)])
-def test_a_request_that_does_not_fit_alone_is_counted_and_leaves_nothing(pools: Pools) -> None:
+@pytest.mark.parametrize("pools", [TwoPools(100, 3), TwoPools(200, 1), TwoPools(0, 3)])
+def test_a_request_that_does_not_fit_alone_is_counted_and_leaves_nothing(pools: TwoPools) -> None:
     """101 tokens, a slot to work on and one for the state that it might start from."""
     replay = replay_of(SeparateLru(TWO_POOLS), pools)
     assert replay.serve(request(list(range(101)), [], 1.0)) == 0
@@ -167,7 +167,7 @@ def test_nothing_is_lost_under_pressure(page: int, num_slots: int, step_tokens: 
     """Random prompts over few letters, most of them going on from an answer, in pools of a few requests."""
     rng = random.Random(page)  # noqa: S311 - a workload, not a secret
     scheduling = Scheduling(8, num_working_slots=2)
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(64, num_slots), page, scheduling, step_tokens)
+    replay = replay_of(SeparateLru(TWO_POOLS), TwoPools(64, num_slots), page, scheduling, step_tokens)
     num_hits, said = 0, list[int]()
     for step in range(3000):
         going_on = said if rng.random() < 0.8 else []

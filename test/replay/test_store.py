@@ -15,7 +15,7 @@ from marconi.replay.catalog import build, require_possible
 from marconi.replay.outcome import Outcome
 from marconi.replay.queueing import Batching
 from marconi.replay.server import ServerReplay
-from marconi.replay.store import KEPT_SHARE, LEAST_TOKENS, Objects, Storage, StoreReplay
+from marconi.replay.store import KEPT_SHARE, LEAST_TOKENS, LruObjects, StoreReplay, StoreSpec
 from marconi.replay.target import CacheConfig, Host, ReplayTarget
 from marconi.tree import HostCopy, check_invariants
 from marconi.tree.invariants import check_host
@@ -25,20 +25,20 @@ from .worlds import COSTS, SPEED, STATE_BYTES, SecondAToken, conversations
 UNIT = 64
 TRACE = conversations(num_sessions=14, num_turns=8, unit_tokens=UNIT)
 FAST, SLOW = 1e6, 1e-9
-PLENTY = Storage(10**9, FAST)
-LITTLE = Storage(20_000, FAST)
+PLENTY = StoreSpec(10**9, FAST)
+LITTLE = StoreSpec(20_000, FAST)
 """Some five conversations."""
 DEVICE = 4_000
 HOST = Host(8_000, FAST, mamba_ratio=1.0)
 """Half for states, far more than it needs: KV is short."""
 
 
-def target_of(storage: Storage | None, policy: str = "best", trace: Trace = TRACE) -> ReplayTarget:
+def target_of(storage: StoreSpec | None, policy: str = "best", trace: Trace = TRACE) -> ReplayTarget:
     config = CacheConfig(trace, COSTS, SecondAToken(), DEVICE, host=HOST, storage=storage)
     return build(PolicySpec.parse(policy), config)
 
 
-def served(storage: Storage | None, policy: str = "best") -> tuple[Outcome, ServerReplay]:
+def served(storage: StoreSpec | None, policy: str = "best") -> tuple[Outcome, ServerReplay]:
     target = target_of(storage, policy)
     assert isinstance(target, ServerReplay)
     return serial.replay(TRACE, target, SecondAToken()), target
@@ -73,7 +73,7 @@ class NaiveFolder:
 
 def compare(memory_bytes: int, uses: list[tuple[int, int]]) -> None:
     """Each use reads an object if it is there, or writes it."""
-    folder, naive = Objects(memory_bytes), NaiveFolder(memory_bytes)
+    folder, naive = LruObjects(memory_bytes), NaiveFolder(memory_bytes)
     for index, num_bytes in uses:
         name = str(index)
         assert (name in folder) is (name in naive.objects)
@@ -97,7 +97,7 @@ def test_a_folder_deletes_what_is_unused_longest_like_a_scan_of_all(
 def test_a_folder_that_forgets_reads_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     uses = [(index, 4) for index in (0, 1, 0, 2, 0, 3, 0)]
     compare(12, uses)
-    monkeypatch.setattr(Objects, "read", lambda folder, name: 0)
+    monkeypatch.setattr(LruObjects, "read", lambda folder, name: 0)
     with pytest.raises(AssertionError):
         compare(12, uses)
 
@@ -109,7 +109,7 @@ class Watched(StoreReplay):
     num_compared = num_readable = 0
 
     @classmethod
-    def of(cls, storage: Storage) -> tuple[ServerReplay, "Watched"]:
+    def of(cls, storage: StoreSpec) -> tuple[ServerReplay, "Watched"]:
         server = target_of(storage)
         assert isinstance(server, ServerReplay)
         tier = server.hybrid.host
@@ -155,8 +155,10 @@ class Watched(StoreReplay):
         return read_s
 
 
-@pytest.mark.parametrize("storage", [PLENTY, LITTLE, Storage(3_000, FAST)], ids=["plenty", "little", "least"])
-def test_what_can_be_read_is_what_a_scan_of_whole_paths_finds_and_nothing_exceeds_its_memory(storage: Storage) -> None:
+@pytest.mark.parametrize("storage", [PLENTY, LITTLE, StoreSpec(3_000, FAST)], ids=["plenty", "little", "least"])
+def test_what_can_be_read_is_what_a_scan_of_whole_paths_finds_and_nothing_exceeds_its_memory(
+    storage: StoreSpec,
+) -> None:
     server, store = Watched.of(storage)
     tier = server.hybrid.host
     assert isinstance(tier, HostTier)
@@ -199,11 +201,11 @@ def test_a_large_fast_store_computes_fewer_tokens_in_less_time_than_device_and_h
     assert traffic.num_hit_tokens >= LEAST_TOKENS
 
 
-USELESS = (Storage(1, FAST), Storage(10**9, SLOW))
+USELESS = (StoreSpec(1, FAST), StoreSpec(10**9, SLOW))
 
 
 @pytest.mark.parametrize("storage", USELESS, ids=["a byte", "never read"])
-def test_a_store_that_holds_nothing_or_is_never_read_leaves_device_and_host_as_they_are(storage: Storage) -> None:
+def test_a_store_that_holds_nothing_or_is_never_read_leaves_device_and_host_as_they_are(storage: StoreSpec) -> None:
     """The copies that the host drops next are chosen ahead, which by last use are the same."""
     (without, _), (stored, server) = served(None, "lru-joint"), served(storage, "lru-joint")
     assert server.store is not None
@@ -220,7 +222,7 @@ def test_a_store_that_chooses_nothing_has_no_effect(policy: str, monkeypatch: py
 
 
 def test_requests_beside_each_other_read_as_well() -> None:
-    def replayed(storage: Storage | None) -> tuple[int, float, ServerReplay]:
+    def replayed(storage: StoreSpec | None) -> tuple[int, float, ServerReplay]:
         target = target_of(storage)
         assert isinstance(target, ServerReplay)
         outcome = queueing.replay(TRACE, target, SPEED, Batching(2))
@@ -266,9 +268,9 @@ def test_a_stored_state_shallower_than_the_hosts_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("lru", "policy 'lru': --storage-memory: what stock SGLang writes to a store is not replayed: leave it out"),
+        ("lru", "policy 'lru': --storage-memory must be left out for stock SGLang, whose writes are not replayed"),
         ("gdsf", "with a host tier the policy must be one of"),
-        ("lfu", "a block cache has no host tier"),
+        ("lfu", "--host-memory must be left out for a block cache"),
     ],
 )
 def test_a_policy_without_copies_by_worth_is_refused(policy: str, message: str) -> None:

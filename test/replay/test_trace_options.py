@@ -96,8 +96,8 @@ def test_every_reader_takes_the_options_as_they_are_and_those_that_it_names(form
     ("options", "says"),
     [
         (("--session-rate", "0"), "session_rate must be a number of sessions a second, 1e-09 or more, got 0.0"),
-        (("--tokenizer", "t.json"), "--tokenizer: a drawn trace is read from no file"),
-        (("--format", "mooncake"), "--format: a drawn trace is read from no file"),
+        (("--tokenizer", "t.json"), "--tokenizer must be left out for a drawn trace, got t.json"),
+        (("--format", "mooncake"), "--format must be left out for a drawn trace, got mooncake"),
     ],
 )
 def test_a_drawn_trace_takes_no_option_that_does_nothing_and_no_rate_of_0(

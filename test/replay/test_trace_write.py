@@ -70,7 +70,7 @@ def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(tmp_pat
     spaces = dataclasses.replace(TRACE, requests=(dataclasses.replace(TRACE.requests[0], namespace=1),))
     blocks = in_blocks(TRACE, 64)
     for trace, form, says in (
-        (spaces, "mooncake", "several namespaces"),
+        (spaces, "mooncake", "no namespaces for the format mooncake"),
         (blocks, "artifact", "units of 64 tokens"),
         (TRACE, "vhs", "must be one of mooncake, artifact"),
     ):
@@ -96,7 +96,7 @@ def test_blocks_stand_for_their_tokens_and_all_before_them() -> None:
     # A prompt's partial block is in the path only where the output does not complete it.
     assert [unpack(r.path) for r in cut.requests] == [[0, 1], [0, 2], [3, 4, 5], [0, 6], [0, 1]]
     assert [r.num_known_tokens for r in cut.requests] == [4, 4, 6, 2, 4]
-    with pytest.raises(ValueError, match="units of 2 tokens, must be a trace of single tokens"):
+    with pytest.raises(ValueError, match="must be a trace of single tokens, got units of 2 tokens"):
         in_blocks(cut, 2)
 
 

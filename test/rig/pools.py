@@ -1,8 +1,8 @@
 """A cache as a scheduler builds it, on pools of the host's memory whose entries are as small as they get.
 
 The pools are SGLang's: slots, pages and rows are lent and taken back by its allocators, and bytes play no part. What a
-state takes and saves is therefore told by whoever asks for our cache (`Costs`). SGLang keeps its configuration for the
-whole process: building a cache replaces that of the one before, which must not be used any more.
+state takes and saves is therefore given by the caller that builds our cache (`Costs`). SGLang keeps its configuration
+for the whole process: building a cache replaces that of the one before, which must not be used any more.
 
 Sources: `srt/mem_cache/kv_cache_configurator.py`, `srt/mem_cache/kv_cache_builder.py`, `srt/mem_cache/registry.py`.
 """

@@ -3,8 +3,8 @@
 Requests of `workload.py` come faster than they are served, on pools that hold two or three of them; some are aborted
 wherever they happen to be. Every few steps all memory is accounted for (`balance.py`); every step reads what it should
 (`contents.py`). Every missed token has the cause that a history which forgets nothing gives it (`miss_oracle.py`).
-Where the cache notes what its tree holds, its events leave just that (`told.py`). From time to time all of them are let
-finish, and every other time the cache is flushed.
+Where the cache notes what its tree holds, its events leave just that (`events.py`). From time to time all of them are
+let finish, and every other time the cache is flushed.
 
 The same plan gives the same run, so a failure names its step.
 """

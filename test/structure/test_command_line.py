@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from marconi import cli
+
 MARCONI = (sys.executable, "-m", "marconi")
 DRAWN = ("generate:chat-short", "--max-sessions", "2", "--model", "nemotron-h-8b", "--memory", "1GB")
 # Sends itself Ctrl-C when it comes to a module, and loses the interrupt as some libraries do.
@@ -106,3 +108,35 @@ def test_ctrl_c_while_libraries_load_is_one_line(module: str, way: str, argv: tu
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (130, "marconi: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "start"),
+    [((), "usage: marconi [-h]"), (("help",), "usage: marconi [-h]"), (("help", "plan"), "usage: marconi plan")],
+)
+def test_whoever_asks_for_nothing_or_for_help_gets_help(
+    argv: tuple[str, ...], start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("argv", "end"),
+    [
+        (("chek",), "did you mean check?"),
+        (("replay", *DRAWN, "--mode", "serail"), "did you mean serial?"),
+        (("replay", *DRAWN, "--max-sesions", "2"), ": --max-sesions 2; did you mean --max-sessions?"),
+        (("replay", *DRAWN, "--zzz"), "unrecognized arguments: --zzz"),
+    ],
+)
+def test_an_unknown_word_is_answered_in_one_line_by_the_closest_one(
+    argv: tuple[str, ...], end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(end)

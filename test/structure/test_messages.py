@@ -24,7 +24,9 @@ VALUE: Final = "\0"
 MIN_CHARACTERS: Final = 16
 """A shorter string of the code says nothing by itself."""
 OTHER_FORM: Final = re.compile(
-    r"\b(?:is|has|holds) \{[^\n]*\}, (?:expected|must be) |: expected (?!\{)|\bunknown [a-z_]+ \{|is not known, must"
+    r"\b(?:is|has|holds) \{[^\n]*\}(?:, (?:expected|must be) |; |: give )|: expected (?!\{)|\bunknown [a-z_]+ \{"
+    r"|is not known, must|\} is (?:not an? |an? [a-z ]+: )|\} tokens is too |\bnames an? [a-z]+ twice"
+    r"|cannot be negative"
 )
 """An error in another form than "must be X, got Y"."""
 
@@ -134,4 +136,9 @@ def test_an_error_in_another_form_is_found() -> None:
     assert OTHER_FORM.search('raise ValueError(f"{name} is {value!r}, expected a list")')
     assert OTHER_FORM.search('raise ValueError(f"unknown rule {name!r}: one of {known}")')
     assert OTHER_FORM.search('raise ValueError(f"{place}: missing column {name}: expected a, b")')
+    assert OTHER_FORM.search('raise ValueError(f"size is {size}; it has at least 1")')
+    assert OTHER_FORM.search('raise ValueError(f"size is {size}: give at least 1")')
+    assert OTHER_FORM.search('raise ValueError(f"{text!r} is not a whole number, 1 or more")')
+    assert OTHER_FORM.search('raise ValueError(f"{path} is a folder: give a file")')
+    assert not OTHER_FORM.search('print(f"the memory is {size}: {share} of a card")')
     assert not OTHER_FORM.search('raise ValueError(f"{name} must be a list, got {value!r}")')

@@ -1,18 +1,24 @@
 """Pages, help texts and error messages avoid phrases that are not idiomatic, and so do docstrings.
 
 A phrase has a pattern and a plain replacement, which the failure shows.
+
+A file that a docstring, a comment or a ledger names in backticks exists. Write its name from its own folder or a folder
+above it (`tick.py`, `cache/tick.py`), from `python/marconi` or from the root of the repository; SGLang's from `srt`, as
+`srt/managers/scheduler.py` or `managers/scheduler.py`, or from `sglang`. `{a,b}.py` names two files.
 """
 
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from .pages import PAGES, ROOT
+from .test_circles import sources
 
 MESSAGES = tuple(
     ROOT / "python/marconi" / name
@@ -71,6 +77,33 @@ OPENERS = {
     "The node's": Phrase(r"\AThe \w+'s\.", "say what it is beyond its name, or leave it out"),
 }
 """Beginnings of docstrings."""
+FILE_NAME = re.compile(r"`([\w./{},-]+\.(?:py|toml))(?::[^`]*)?`")
+"""A file in backticks, perhaps with a name within it: `managers/schedule_batch.py:Req`."""
+FOREIGN = ("flashinfer/", "vllm/")
+"""Packages that need not be installed."""
+
+
+def file_names(path: Path) -> Iterator[str]:
+    """The files that a module's docstrings and comments name, or a ledger's text."""
+    source = path.read_text(encoding="utf-8")
+    if not FILE_NAME.search(source):
+        return
+    texts = [*strings(source)[0], *re.findall("#.*", source)] if path.suffix == ".py" else [source]
+    for name in (name for text in texts for name in FILE_NAME.findall(text)):
+        before, _, rest = name.partition("{")
+        middle, _, after = rest.partition("}")
+        yield from (before + each + after for each in middle.split(","))
+
+
+def file_exists(name: str, path: Path) -> bool:
+    """True if `name`, read in the file `path`, is a file of this project or of the installed SGLang."""
+    folders = [each for each in path.parents if each.is_relative_to(ROOT)]
+    spec = find_spec("sglang")
+    if spec is None or name.startswith(FOREIGN):
+        return "/" in name or any((folder / name).is_file() for folder in folders)
+    (package,) = map(Path, spec.submodule_search_locations or ())
+    folders += [ROOT / "python" / "marconi", package.parent, package, package / "srt"]
+    return any((folder / name).is_file() for folder in folders)
 
 
 def prose(page: str) -> str:
@@ -135,6 +168,26 @@ def test_docstrings_have_none() -> None:
     assert not found, "write instead what stands on the right"
 
 
+def test_a_file_that_is_named_exists() -> None:
+    paths = [*(ROOT / "python").rglob("*.py"), *(ROOT / "python").rglob("*.toml")]
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(paths)
+        for name in file_names(path)
+        if not file_exists(name, path)
+    ]
+    assert not found, "write these names as the docstring of this module says"
+
+
+def test_a_file_that_moved_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text('"""See `tick.py`, `core/{a,b}.py:X.y` and `.py`."""\nx = 1  # as `upstream.toml`\ny = "`z.py`"\n')
+    assert list(file_names(path)) == ["tick.py", "core/a.py", "core/b.py", "upstream.toml"]
+    cache = ROOT / "python" / "marconi" / "engine" / "cache" / "scheduler.py"
+    assert all(file_exists(name, cache) for name in ("tick.py", "cache/tick.py", "engine/cache/tick.py"))
+    assert not any(file_exists(name, cache) for name in ("told.py", "support.py"))
+
+
 def test_planted_phrases_are_found() -> None:
     page = "States that go first\nare told.\n\n    goes by `x`\n\n```\nis told\n```\nSee `what goes by`.\n"
     assert sorted(hits(prose(page), PHRASES)) == ["go first", "told"]
@@ -144,3 +197,20 @@ def test_planted_phrases_are_found() -> None:
     docstrings, others = strings(module)
     assert others == ["told"]
     assert counted(docstrings) == {"Of": 1, "go by": 1, "What": 1, "worth least": 1}
+
+
+def defined_twice(texts: Iterable[str]) -> list[str]:
+    """Names of public classes that more than one definition among the modules in `texts` has."""
+    nodes = (node for text in texts for node in ast.parse(text).body)
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return [name for name, number in names.items() if number > 1 and not name.startswith("_")]
+
+
+def test_a_public_class_name_is_defined_once() -> None:
+    texts = sources("python", "marconi").values()
+    assert texts
+    assert defined_twice(texts) == []
+
+
+def test_a_second_definition_is_found() -> None:
+    assert defined_twice(["class Held: ...\nclass _Part: ...", "class _Part: ...", "class Held: ..."]) == ["Held"]

@@ -90,5 +90,5 @@ def test_ghosts_are_bounded_by_their_tokens_too() -> None:
         check_invariants(tree)
     assert [ghost.depth for ghost in tree.ghosts] == [3, 2]
     assert tree.num_ghost_tokens == 5
-    with pytest.raises(ValueError, match="max_ghost_tokens is -1; it cannot be negative"):
+    with pytest.raises(ValueError, match="max_ghost_tokens must be at least 0, got -1"):
         RadixTree(max_ghost_tokens=-1)

@@ -130,11 +130,13 @@ def test_a_checkpoint_out_of_order_or_off_the_path_is_refused_and_the_tree_stays
 
 def test_a_checkpoint_inside_a_unit_is_refused() -> None:
     tree = RadixTree(unit_tokens=16)
-    with pytest.raises(ValueError, match="24 tokens do not end at a unit of 16"):
+    with pytest.raises(ValueError, match="num_tokens must be a multiple of 16, the unit, got 24"):
         insert(tree, "abcd", 24)
 
 
-@pytest.mark.parametrize(("unit_tokens", "max_ghosts", "named"), [(0, 0, "unit_tokens is 0"), (1, -1, "max_ghosts")])
+@pytest.mark.parametrize(
+    ("unit_tokens", "max_ghosts", "named"), [(0, 0, "unit_tokens must be at least 1, got 0"), (1, -1, "max_ghosts")]
+)
 def test_a_tree_of_impossible_size_is_refused(unit_tokens: int, max_ghosts: int, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         RadixTree(unit_tokens, max_ghosts)

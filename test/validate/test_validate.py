@@ -117,7 +117,7 @@ def test_what_others_sent_is_remarked(capsys: pytest.CaptureFixture[str]) -> Non
         (Fake(with_settings(ends="what the last verify step kept"), honest), SENT, "by accepting drafts"),
         (Fake(CACHE, honest), (*SENT, "--model", "no-such-model"), "--model must name the server's model"),
         (Fake(CACHE, honest), ("no-such-file",), "no-such-file"),
-        (Fake(CACHE, honest), (*SENT, "--json", "/no/such/folder/file"), "does not exist"),
+        (Fake(CACHE, honest), (*SENT, "--json", "/no/such/folder/file"), "must be in an existing folder"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -231,5 +231,5 @@ def test_a_conversation_goes_on_from_what_the_server_said() -> None:
 
 
 def test_a_vocabulary_too_small_to_draw_from_is_refused() -> None:
-    with pytest.raises(ValueError, match="a vocabulary of 2 tokens is too small"):
+    with pytest.raises(ValueError, match="the vocabulary must have at least 3 tokens, got 2"):
         Prompts(trace_of(Request(pack([5]), 1, 1, 1, 0.0)), 2)

@@ -32,7 +32,7 @@ def test_a_title_cannot_end_an_element_and_a_source_is_an_attribute() -> None:
         (("--policy", "shrub", "--memory", "1GB"), "shrub"),
         (("--policy", "lfu", "--memory", "1GB"), "--policy must be one policy with a tree, got 'lfu'"),
         (("--memory", "1GB,2GB"), "--memory must be one amount, got 1GB,2GB"),
-        (("--memory", "1GB", "--frames", "0"), "'0' is not a whole number, 1 or more"),
+        (("--memory", "1GB", "--frames", "0"), "must be a whole number, 1 or more, got '0'"),
     ],
 )
 def test_an_argument_that_cannot_be_is_one_line(

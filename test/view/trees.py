@@ -42,7 +42,7 @@ class RandomTree:
                 node.last_hit_s = node.last_pass_s = self.now_s
                 node.num_hits += draw.randint(0, 1)
                 if draw.random() < 0.7:
-                    node.left_by = LeftBy(draw.randint(1, 12), went_on=False)
+                    node.left_by = LeftBy(draw.randint(1, 12), continued=False)
         elif verb < 0.9:
             tree.evict(draw.choice(free))
         elif any(node.num_locks for node in states):

@@ -37,7 +37,7 @@ class TextTokenizer:
     def load(cls, folder: Path) -> Self:
         """Load the tokenizer of a folder; `ValueError`, one line, where there is none or it fails here."""
         if not folder.is_dir():
-            raise ValueError(f"{folder}: must be a model's folder")
+            raise ValueError(f"the tokenizer must be a model's folder, got {folder}")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         try:
             from transformers import AutoTokenizer

@@ -63,9 +63,9 @@ class Machine:
             if size is not None and size.unit is not MemoryUnit.BYTES:
                 raise ValueError(f"{option} must be a size such as 80GB, got one that is relative")
         if self.weights is not None and self.memory is None:
-            raise ValueError("--weights needs --gpu-memory beside it")
+            raise ValueError("--gpu-memory must be given with --weights, got none")
         if self.memory is not None and self.is_cpu:
-            raise ValueError("--gpu-memory is of a card, and --platform cpu has none: give one of them")
+            raise ValueError("--gpu-memory must be left out with --platform cpu, which has no card")
 
     @property
     def is_cpu(self) -> bool:
@@ -73,7 +73,7 @@ class Machine:
         return self.platform is Platform.CPU
 
     def over(self, times_ranks: int) -> "Machine":
-        """The same cards, with the model over so many times as many."""
+        """The same cards, with the model over `times_ranks` times as many."""
         if self.weights is None:
             return self
         return replace(self, weights=replace(self.weights, amount=self.weights.amount / times_ranks))

@@ -10,6 +10,6 @@
     http  guards   routes, requests and answers; what is refused for the scheduler's sake
     reports        status, metrics, explanations, the record, the page
 
-It holds no policy decision; every change of upstream stands in `upstream.toml` and, for readers, in `UPSTREAM.md`. Only
-`marconi.check` and `marconi_cpu` import `sglang` besides, and this package imports neither.
+It holds no policy decision; every change of upstream stands in `plugin/upstream.toml` and, for readers, in
+`UPSTREAM.md`. Only `marconi.check` and `marconi_cpu` import `sglang` besides, and this package imports neither.
 """

@@ -8,8 +8,8 @@ A hook that does nothing but at times (`acts_while`) is not called at others, an
 that a hook takes is that of the calls around it, which a recurrent layer pays several times over.
 
 What SGLang itself raises below a hook passes through. A fault is logged once for each hook, with its traceback, and
-counted. It leaves states unwritten, never a wrong one; the cache then stops planning on all ranks (`radix_cache.py`,
-`tick.py`).
+counted. It leaves states unwritten, never a wrong one; the cache then stops planning on all ranks
+(`cache/radix_cache.py`, `cache/tick.py`).
 
 The hooks of a scheduler run on its thread, in whose context its cache has left its `Faults`; those of the process that
 answers HTTP have some of their own, which are logged alone. A hook that decides what is scheduled reads what every rank

@@ -1,7 +1,7 @@
 """Which SGLang this project was verified on, and the refusal to run on any other.
 
-The plugin reaches into SGLang beyond its public interface (`upstream.toml` lists where), so a release that nobody
-looked at may serve wrong tokens without an error. Refusing is the only safe default.
+The plugin reaches into SGLang beyond its public interface (`plugin/upstream.toml` lists where), so a release that
+nobody looked at may serve wrong tokens without an error. Refusing is the only safe default.
 """
 
 from collections.abc import Mapping

@@ -59,7 +59,7 @@ class TcpAddress:
     def offset(self, num_ports: int) -> "TcpAddress":
         """The address so many ports up; `ValueError` past the last port."""
         if self.port + num_ports > _MAX_PORT:
-            raise ValueError(f"port {self.port} + {num_ports} of {self}: must be {_MAX_PORT} or less")
+            raise ValueError(f"the port must be at most {_MAX_PORT}, got {self.port} + {num_ports} of {self}")
         return TcpAddress(self.host, self.port + num_ports)
 
     def reached_at(self, host: str) -> "TcpAddress":
@@ -87,4 +87,4 @@ def require_private(endpoint: str, keys: Keys | None) -> None:
     address = TcpAddress.parse(endpoint)
     if not address.is_loopback:
         private = TcpAddress("127.0.0.1", address.port)
-        raise ValueError(f"{endpoint}: other hosts reach it; it must be {private}, or have CURVE keys")
+        raise ValueError(f"{endpoint} must be {private}, or have CURVE keys: other hosts reach it")

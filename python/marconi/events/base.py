@@ -112,7 +112,7 @@ class StoreReach:
     """Seconds to read a state."""
 
     def read_s(self, num_tokens: int) -> float:
-        """Seconds to read a state, and the KV of so many tokens before it."""
+        """Seconds to read a state, and the KV of `num_tokens` before it."""
         return num_tokens * self.s_per_token + self.s_per_state
 
 

@@ -25,11 +25,11 @@ from marconi.events.hashes import ID_BYTES, HashSpace
 from marconi.events.tree_log import (
     MAX_CHANGES,
     Change,
-    Dropped,
+    DroppedKv,
     DroppedState,
     Flushed,
-    Held,
     Joined,
+    KeptKv,
     KeptState,
     Split,
     Tenant,
@@ -127,13 +127,13 @@ class Mirror:
     def _apply(self, change: Change) -> Iterator[Published]:
         spans = self._spans
         match change:
-            case Held():
+            case KeptKv():
                 yield from self._hold(change)
             case KeptState(node):
                 yield from map(Published, self._keep_state(spans[node]))
             case DroppedState(node):
                 yield from map(Published, self._drop_state(spans[node]))
-            case Dropped(node):
+            case DroppedKv(node):
                 span = spans.pop(node)
                 if span.hashes:
                     yield Published(KvRemoved(tuple(span.hashes)))
@@ -152,7 +152,7 @@ class Mirror:
                 spans.clear()
                 yield Published(Cleared())
 
-    def _hold(self, change: Held) -> Iterator[Published]:
+    def _hold(self, change: KeptKv) -> Iterator[Published]:
         node, parent, key, tenant = change
         above = self._spans.get(parent)
         space = above.space if above is not None else self._space_of(tenant)

@@ -28,7 +28,7 @@ class Tenant(NamedTuple):
     """0 for the device."""
 
 
-class Held(NamedTuple):
+class KeptKv(NamedTuple):
     """The KV of a node's span was stored."""
 
     node: int
@@ -37,7 +37,7 @@ class Held(NamedTuple):
     tenant: Tenant
 
 
-class Dropped(NamedTuple):
+class DroppedKv(NamedTuple):
     """The KV of a node's span was dropped."""
 
     node: int
@@ -76,7 +76,7 @@ class Flushed(NamedTuple):
     """The whole tree was dropped."""
 
 
-Change: TypeAlias = Held | Dropped | KeptState | DroppedState | Split | Joined | Flushed
+Change: TypeAlias = KeptKv | DroppedKv | KeptState | DroppedState | Split | Joined | Flushed
 
 
 class ChangeLog(ABC):
@@ -96,11 +96,11 @@ class ChangeLog(ABC):
         parent = node.parent
         assert parent is not None
         above = ROOT if parent.parent is None else self.sign * parent.serial
-        self.log(Held(self.sign * node.serial, above, node.key, self.tenant))
+        self.log(KeptKv(self.sign * node.serial, above, node.key, self.tenant))
 
     def dropped(self, node: Node) -> None:
         """Log that the KV of a node's span is dropped."""
-        self.log(Dropped(self.sign * node.serial))
+        self.log(DroppedKv(self.sign * node.serial))
 
     def kept_state(self, node: Node) -> None:
         """Log that the state at a node's end is kept."""

@@ -74,6 +74,8 @@ class Rows(NamedTuple):
     """Slots that each of them holds."""
     num_locked: int
     """States that are locked for those that run."""
+    page_tokens: int
+    """KV that SGLang asks for beyond what a request takes."""
 
 
 def reserved(batch: Sequence[Missing], rows: Rows, are_slots_shared: bool) -> Amount:
@@ -85,7 +87,7 @@ def reserved(batch: Sequence[Missing], rows: Rows, are_slots_shared: bool) -> Am
     if are_slots_shared:
         num_locked_by_others = rows.num_locked - sum([each.is_holding for each in batch])
         num_slots += max(rows.num_rows - len(batch) - num_locked_by_others, 0)
-    return Amount(sum([each.num_tokens for each in batch]), num_slots)
+    return Amount(sum([each.num_tokens + rows.page_tokens for each in batch]), num_slots)
 
 
 def grant(

@@ -66,7 +66,7 @@ class Storage:
         for name in (self.kv_dtype, self.state_dtype, self.conv_dtype, self.weight_dtype):
             dtype_bytes(name)
         if self.tensor_parallel < 1:
-            raise ValueError(f"tensor_parallel is {self.tensor_parallel}: give at least 1")
+            raise ValueError(f"tensor_parallel must be at least 1, got {self.tensor_parallel}")
 
     def over(self, precision: Precision | None, tensor_parallel: int) -> "Storage":
         """Return this storage in the dtypes of `precision`, over `tensor_parallel` workers."""
@@ -96,7 +96,7 @@ class Storage:
     def shard(self, count: int, what: str) -> int:
         """`count` things split evenly over the workers; `ValueError`, naming `what`, if that leaves a rest."""
         if count % self.tensor_parallel:
-            raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide {what} ({count})")
+            raise ValueError(f"tensor_parallel must divide {what} ({count}), got {self.tensor_parallel}")
         return count // self.tensor_parallel
 
     def shard_or_replicate(self, count: int, what: str) -> int:
@@ -104,7 +104,7 @@ class Storage:
         if count < self.tensor_parallel:
             if self.tensor_parallel % count:
                 raise ValueError(
-                    f"{what} ({count}) neither divides nor is a multiple of {self.tensor_parallel} workers"
+                    f"tensor_parallel must divide {what} ({count}) or be a multiple of it, got {self.tensor_parallel}"
                 )
             return 1
         return self.shard(count, what)

@@ -36,7 +36,7 @@ class LearnedLatency(LatencyModel):
     __slots__ = ("_flops", "_num_to_fit", "_observed", "_prior", "_unread", "_whole", "overhead_s", "s_per_flop")
 
     def __init__(self, flops: Callable[[int], float], prior: LatencyModel | None = None) -> None:
-        """`flops` is what the prefill of so many tokens takes."""
+        """`flops` returns the FLOPs of a prefill, by its number of tokens."""
         self._prior = prior
         self.overhead_s = 0.0
         self.s_per_flop = 0.0
@@ -47,7 +47,7 @@ class LearnedLatency(LatencyModel):
         self._whole: deque[tuple[float, int, float]] = deque(maxlen=_NUM_REMEMBERED)
         """FLOPs, forward passes and seconds of whole answers."""
         self._num_to_fit = MIN_OBSERVED
-        """When so many of them are there, it is due."""
+        """The number of unread prefills at which the next fit is due."""
 
     @property
     def is_known(self) -> bool:
@@ -59,7 +59,7 @@ class LearnedLatency(LatencyModel):
         self.overhead_s, self.s_per_flop = overhead_s, s_per_flop
 
     def observe(self, num_cached_tokens: int, num_prompt_tokens: int, seconds: float) -> None:
-        """A prefill took so long; a microsecond, and some 100 at every sixteenth."""
+        """Note that a prefill took `seconds`. A call takes a microsecond, and one that fits some 100."""
         unread = self._unread
         unread.append((num_cached_tokens, num_prompt_tokens, seconds))
         if len(unread) >= self._num_to_fit:
@@ -75,7 +75,7 @@ class LearnedLatency(LatencyModel):
         return bool(self._observed)
 
     def observe_whole(self, num_cached_tokens: int, num_prompt_tokens: int, num_passes: int, seconds: float) -> None:
-        """A whole answer took so long, with so many forward passes, 1 or more; of no use once `is_timed`."""
+        """Note that a whole answer took `seconds` and `num_passes` passes, 1 or more; ignored once `is_timed`."""
         if self.is_timed:
             return
         self._whole.append((self.flops(num_cached_tokens, num_prompt_tokens), num_passes, seconds))

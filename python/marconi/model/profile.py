@@ -105,6 +105,11 @@ class ModelProfile:
         return self._num_vocabulary_parameters + sum(kind.num_parameters for kind in self.kinds)
 
     @property
+    def weight_bytes(self) -> int:
+        """Of all weights, over all workers."""
+        return self.num_parameters * self.storage.weight_itemsize
+
+    @property
     def num_active_parameters(self) -> int:
         """Weights that one token uses, embedding and head included."""
         return self._num_vocabulary_parameters + sum(kind.num_active_parameters for kind in self.kinds)

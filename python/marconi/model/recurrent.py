@@ -175,7 +175,7 @@ def kimi_delta_attention(
 
     r is the rank of the decay's and gate's projections, the width d of a head; a gate of full rank takes 2 D H d in the
     place of its half (Kimi K3). Heads are split over the workers. Source: arXiv 2510.26692, section 3; SGLang
-    `KimiLinearStateShape.create`, `kimi_k3.py`.
+    `KimiLinearStateShape.create`, `configs/kimi_k3.py`.
     """
     channels = num_heads * head_dim
     low_rank = head_dim * (hidden_size + channels)

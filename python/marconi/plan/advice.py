@@ -6,7 +6,7 @@ answers that resume from one may differ: a line of its own says what they would 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from marconi.model.serving import SERVED, Serving
@@ -40,12 +40,7 @@ class Contender:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the result file's JSON."""
-        return {
-            "num_servers": self.num_servers,
-            "memory_bytes": self.memory_bytes,
-            "token_hit_rate": self.token_hit_rate,
-            "ttft_s": self.ttft_s.to_json(),
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

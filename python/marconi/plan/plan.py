@@ -1,7 +1,7 @@
 """A plan: how to divide memory between KV and states, and by which rule to evict, for one kind of traffic.
 
-Candidates, each replayed on the trace as a server would serve it (`server.py`: the slots that a request works on, steps
-and speculative states included), for each amount of memory:
+Candidates, each replayed on the trace as a server would serve it (`replay/server.py`: the slots that a request works
+on, steps and speculative states included), for each amount of memory:
 
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       its default rule in one pool, to see what a division costs, and in two at the same ratios
@@ -20,7 +20,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 
 from marconi.plan.advice import DEFAULT, NUM_SLOTS, STOCK, Advice
-from marconi.plan.verdict import Cards, Plan
+from marconi.plan.verdict import Plan, fewest_cards
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 from marconi.policy.request import Trace
 from marconi.replay.bound import bounded
@@ -28,7 +28,7 @@ from marconi.replay.grid import num_replays, run_grids
 from marconi.replay.progress import metered
 from marconi.replay.report import tables
 from marconi.replay.result import Report
-from marconi.replay.store import Storage
+from marconi.replay.store import StoreSpec
 from marconi.replay.task import UNBOUNDED_BYTES, ReplayInputs, Task
 
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
@@ -59,7 +59,7 @@ def make_plan(
     unbounded_bytes: int | None,
     num_processes: int,
     host_bytes: int = 0,
-    storage: Storage | None = None,
+    storage: StoreSpec | None = None,
 ) -> Plan:
     """Replay every candidate at every amount of memory, with a host tier of `host_bytes` below it unless that is 0.
 
@@ -91,8 +91,8 @@ def make_plan(
         runs, *of_halves = run_grids([(inputs, tasks), *((part, pair) for part in parts)], num_processes, meter.advance)
     num_grid, num_sizes, size = len(grid), len(grid) + len(sizes), len(grids[0])
     needed = request_bytes(inputs)
-    cards = Cards.of(inputs, needed[0])
-    if cards is None and inputs.device.memory_bytes and serving.why_not is None:
+    num_cards = fewest_cards(inputs, needed[0])
+    if num_cards is None and inputs.device.memory_bytes and serving.why_not is None:
         serving = replace(serving, why_not=f"its weights (16 bits) do not fit 64 cards ({inputs.device.name})")
     return Plan(
         report=Report(inputs, unbounded_bytes, bounded(inputs, runs[:num_grid], num_processes)),
@@ -104,7 +104,7 @@ def make_plan(
         halves=tuple((stock, ours) for stock, ours in of_halves),
         stored=runs[num_sizes:],
         serving=serving,
-        cards=cards,
+        num_cards=num_cards,
     )
 
 

@@ -24,25 +24,6 @@ _SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Cards:
-    """The fewest cards of a device that hold a model's weights and a request."""
-
-    num_cards: int
-    card: str
-    """Whose, and its memory."""
-    weight_bytes: int
-
-    @classmethod
-    def of(cls, inputs: ReplayInputs, request_bytes: int) -> "Cards | None":
-        """For requests of `request_bytes`; None for a device whose memory is not known, and where 64 are too few."""
-        device, weights = inputs.device, inputs.model.num_parameters * inputs.model.storage.weight_itemsize
-        room = int(_SHARE * device.memory_bytes) - request_bytes
-        found = next((num for num in (1, 2, 4, 8, 16, 32, 64) if weights // num <= room), None)
-        card = f"{device.name} of {format_bytes(int(device.memory_bytes))}"
-        return None if found is None else cls(found, card, weights)
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Every candidate's run, the advice for each amount of memory, and the runs beside them."""
 
@@ -55,7 +36,8 @@ class Plan:
     stored: tuple[PolicyResult, ...] = ()
     """The default alone with a store behind the host, at each amount of memory that is asked about."""
     serving: Serving = SERVED
-    cards: Cards | None = None
+    num_cards: int | None = None
+    """The fewest that hold the weights and a request (`fewest_cards`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the result file's JSON: a report's fields, the advice, the runs with storage and the verdict."""
@@ -139,11 +121,13 @@ class Plan:
             yield f"Would a disk help? {'Yes' if helps else 'No'}, {pairs[0][0].task.storage}: {'; '.join(texts)}."
 
     def _servers(self) -> str:
-        cards, num_ranks = self.cards, self.report.inputs.model.tensor_parallel
-        if cards is not None and cards.num_cards > num_ranks:
+        inputs, num_cards = self.report.inputs, self.num_cards
+        device, num_ranks = inputs.device, inputs.model.tensor_parallel
+        if num_cards is not None and num_cards > num_ranks:
             return (
-                f"One of {cards.num_cards} ranks or more: {format_bytes(cards.weight_bytes)} of weights (16 bits) do "
-                f"not fit fewer cards ({cards.card}); --tensor-parallel {cards.num_cards} plans for them."
+                f"One of {num_cards} ranks or more: {format_bytes(inputs.model.weight_bytes)} of weights (16 bits) do "
+                f"not fit fewer cards ({device.name} of {format_bytes(int(device.memory_bytes))}); --tensor-parallel "
+                f"{num_cards} plans for them."
             )
         if layouts := " ".join(line for advice in self.advice for line in advice.of_layouts()):
             return layouts
@@ -165,6 +149,12 @@ class Plan:
 
     def _remarks(self) -> str:
         return f" Note: {'; '.join(remarks)}." if (remarks := self.report.inputs.remarks) else ""
+
+
+def fewest_cards(inputs: ReplayInputs, request_bytes: int) -> int | None:
+    """The fewest cards that hold the weights and `request_bytes`; None if their memory is unknown or 64 do not."""
+    room = int(_SHARE * inputs.device.memory_bytes) - request_bytes
+    return next((num for num in (1, 2, 4, 8, 16, 32, 64) if inputs.model.weight_bytes // num <= room), None)
 
 
 def _fewer(gain: float, what: str) -> str:

@@ -62,7 +62,8 @@ class PolicyInputs:
     def budget_s(self) -> float:
         """The policy's own number as a time to first token, else what is good enough; `ValueError` without either."""
         if self.latency is None or (math.isnan(self.number) and self.ttft_budget_s is None):
-            raise ValueError("prefill times and a budget for the time to first token are needed")
+            missing = "prefill times" if self.latency is None else "budget"
+            raise ValueError(f"the inputs must have prefill times and a budget to the first token, got no {missing}")
         return self.ttft_budget_s if math.isnan(self.number) and self.ttft_budget_s is not None else self.number
 
 
@@ -99,7 +100,7 @@ class PolicySpec:
         head, at, admission = text.strip().partition("@")
         name, colon, parameter = head.partition(":")
         if not name or (at and not admission) or (colon and not parameter):
-            raise ValueError(f"policy {text!r} must be NAME, NAME:NUMBER or either with @ADMISSION")
+            raise ValueError(f"a policy must be NAME, NAME:NUMBER or either with @ADMISSION, got {text!r}")
         return cls(name, parameter if colon else None, admission if at else None)
 
     def __str__(self) -> str:
@@ -111,7 +112,7 @@ def parse_list(text: str) -> tuple[PolicySpec, ...]:
     """Read policies separated by commas; `ValueError` for an empty list or the same one twice."""
     specs = tuple(PolicySpec.parse(part) for part in text.split(","))
     if len(set(specs)) != len(specs):
-        raise ValueError(f"--policy {text!r} names a policy twice")
+        raise ValueError(f"--policy must name each policy once, got {text!r}")
     return specs
 
 
@@ -159,12 +160,12 @@ class Policy:
         """The number that `spec` gives or the default; `ValueError` for one too many, one missing or a wrong one."""
         if self.parameter is None:
             if spec.parameter is not None:
-                raise ValueError(f"policy {str(spec)!r}: {self.name} takes no number, got {spec.parameter!r}")
+                raise ValueError(f"the policy must be {self.name}, without a number, got {str(spec)!r}")
             return math.nan
         name = f"{self.name}:{self.parameter.name.upper()}"
         if spec.parameter is None:
             if self.parameter.default is None:
-                raise ValueError(f"policy {str(spec)!r} must be {name}, with a number")
+                raise ValueError(f"the policy must be {name}, with a number, got {str(spec)!r}")
             return self.parameter.default
         try:
             number = float(spec.parameter)

@@ -79,7 +79,7 @@ class LoadTimes:
     """Bandwidth from the device to the host; None if it is the same."""
 
     def resumed(self, num_new_tokens: int) -> None:
-        """A prompt has started from a state, and computes so many tokens."""
+        """A prompt has started from a state, and computes `num_new_tokens`."""
         self.num_new_tokens += (num_new_tokens - self.num_new_tokens) / _NUM_LATEST
 
     def load_s(self, num_tokens: int) -> float:
@@ -125,7 +125,7 @@ class Tier(Protocol):
     """Memory below the device's, as the driver of a tree sees it (`hybrid_cache.py`)."""
 
     def resumed(self, num_new_tokens: int) -> None:
-        """A request has started from a state, and computes so many tokens of its prompt."""
+        """A request has started from a state, and computes `num_new_tokens` of its prompt."""
         ...
 
     def left(self, request: Request, depths: Sequence[int], now_s: float) -> None:
@@ -207,12 +207,12 @@ class HostTier:
         )
 
     def has_room(self, num_tokens: int) -> bool:
-        """True if one more state fits, with the KV of so many more tokens."""
+        """True if one more state fits, with the KV of `num_tokens` more."""
         tokens, states = self.room
         return num_tokens <= tokens and states > 0
 
     def expect(self, num_tokens: int, now_s: float) -> bool:
-        """Keep room for one more state, with the KV of so many more tokens, in at most half the memory.
+        """Keep room for one more state, with the KV of `num_tokens` more, in at most half the memory.
 
         False, and nothing is dropped, if too much is locked. `unexpect` ends it, before the state is adopted or where
         it does not come.
@@ -227,7 +227,7 @@ class HostTier:
         return True
 
     def unexpect(self, num_tokens: int) -> None:
-        """Keep no room any more for a state that was expected with so many tokens."""
+        """Keep no room any more for a state that was expected with `num_tokens`."""
         self._expected.remove(num_tokens)
 
     def adopt(self, path: bytes, namespace: int, depth: int, now_s: float) -> Node:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from marconi.policy.admission.hints import shown
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.retention import MAX_DEMOTED, MAX_RETAIN_S, MAX_RETAINED
 from marconi.tree import Node
@@ -215,22 +216,22 @@ def _asked(action: Action) -> _Asked:
     """Read an action; `ValueError` in one line for one that cannot be obeyed."""
     name = action.action_type.lower().removeprefix("kv.")
     if name not in set(Verb):
-        raise ValueError(f"action_type must be one of {', '.join(Verb)}, got {_shown(action.action_type)}")
+        raise ValueError(f"action_type must be one of {', '.join(Verb)}, got {shown(action.action_type)}")
     if action.action_version not in VERSIONS:
-        raise ValueError(f"action_version must be {' or '.join(VERSIONS)}, got {_shown(action.action_version)}")
+        raise ValueError(f"action_version must be {' or '.join(VERSIONS)}, got {shown(action.action_version)}")
     verb, payload = Verb(name), action.payload
     for key in payload:
         if key not in _KEYS[verb]:
-            raise ValueError(f"payload of {verb} must have only {' and '.join(_KEYS[verb])}, got {_shown(key)}")
+            raise ValueError(f"payload of {verb} must have only {' and '.join(_KEYS[verb])}, got {shown(key)}")
     seconds, num_tokens = payload.get("seconds", DEFAULT_RETAIN_S), payload.get("num_tokens")
     # A boolean is an integer to Python, and to nobody who writes one.
     if type(seconds) not in (int, float) or not seconds > 0:
-        raise ValueError(f"payload.seconds must be a number above 0, got {_shown(seconds)}")
+        raise ValueError(f"payload.seconds must be a number above 0, got {shown(seconds)}")
     if num_tokens is not None and (type(num_tokens) is not int or num_tokens < 1):
-        raise ValueError(f"payload.num_tokens must be an integer above 0, got {_shown(num_tokens)}")
+        raise ValueError(f"payload.num_tokens must be an integer above 0, got {shown(num_tokens)}")
     input_ids = payload.get("input_ids")
     if input_ids is not None and not _are_token_ids(input_ids):
-        raise ValueError(f"payload.input_ids must be a list of token ids, got {_shown(input_ids)}")
+        raise ValueError(f"payload.input_ids must be a list of token ids, got {shown(input_ids)}")
     # An integer may be too large for a float.
     return _Asked(verb, float(min(seconds, 1e300)), num_tokens, input_ids)
 
@@ -241,9 +242,3 @@ def _are_token_ids(value: object) -> bool:
 
 def _rejected(reason: str) -> HintAnswer:
     return HintAnswer(Result.REJECTED, reason)
-
-
-def _shown(value: object) -> str:
-    # The head of a long list says enough.
-    text = repr(value[:20] if isinstance(value, list) else value)
-    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -196,7 +196,7 @@ class Explanation(NamedTuple):
         for cause, num_tokens in self.num_missed_tokens().items():
             *_, since_s, kept = last[cause]
             ago = "" if since_s is None else f" {_duration(now_s - since_s)} ago"
-            instead = "" if kept is None else f", to keep {said_of(kept)}"
+            instead = "" if kept is None else f", to keep {describe_kept(kept)}"
             since = f" since the flush{ago}" if ago else ""
             said = _SAID[cause].format(ago=ago, diverged=diverged, kept=instead, since=since)
             parts.append(f"{num_tokens:,}: {said}")
@@ -276,7 +276,7 @@ def kept_instead(order: Order, victim: Node | HostCopy, need: Need) -> Kept | No
     return Kept(node.depth, place_of(node), num_times)
 
 
-def said_of(kept: Kept) -> str:
+def describe_kept(kept: Kept) -> str:
     """A state that was kept instead of an evicted one, for people."""
     depth, place, num_times = kept
     assert isinstance(place, Place)

@@ -56,7 +56,7 @@ class Request:
         return self.num_prompt_tokens + max(self.num_output_tokens, 1) - 1
 
     def known_for(self, num_known_tokens: int, num_output_tokens: int | None = None) -> "Request":
-        """The same request, of which so many tokens are known, and of whose answer so many; None for all."""
+        """The same request with `num_known_tokens` known, and `num_output_tokens` of its answer; None for all."""
         return Request(
             self.path,
             self.num_prompt_tokens,

@@ -81,13 +81,10 @@ class ReplayPolicy(Policy):
             return replace(config, mamba_ratio=SGLANG_MAMBA_RATIO)
         if config.mamba_ratio is None:
             return replace(config, mamba_ratio=self.mamba_ratio)
-        asked = f"--mamba-full-memory-ratio {config.mamba_ratio:g}"
-        if self.caches_blocks:
-            raise ValueError(
-                f"{asked} splits memory between KV and states, and a block cache has one pool: leave it out"
-            )
-        if not config.has_states:
-            raise ValueError(f"{asked}: the model keeps no states, so there is no split to choose: leave it out")
+        if self.caches_blocks or not config.has_states:
+            one = "a block cache" if self.caches_blocks else "a model without states"
+            got = f"got {config.mamba_ratio:g}: there is one pool"
+            raise ValueError(f"--mamba-full-memory-ratio must be left out for {one}, {got}")
         return config
 
 
@@ -107,7 +104,7 @@ def resolve_policy(spec: PolicySpec) -> ReplayPolicy:
     if spec.admission is not None:
         try:
             if policy.caches_blocks:
-                raise ValueError("a block cache takes every block, an admission does not apply")
+                raise ValueError(f"a block cache must have no admission, got {spec.admission!r}: it takes every block")
             admission_of(spec.admission, unit_tokens=1)
         except ValueError as error:
             raise ValueError(f"policy {str(spec)!r}: {error}") from None
@@ -128,13 +125,13 @@ def require_possible(spec: PolicySpec, config: CacheConfig) -> None:
             _require_served_in_int8(spec, config)
         policy.laid_out(config)
         if config.host is not None and not config.has_states:
-            raise ValueError("--host-memory: the model keeps no states, and the tier is one for states: leave it out")
+            raise ValueError("--host-memory must be left out for a model without states: the tier holds states")
         if config.host is not None and policy.caches_blocks:
-            raise ValueError("a block cache has no host tier: leave --host-memory out")
+            raise ValueError("--host-memory must be left out for a block cache, which has no host tier")
         if config.host is not None:
             require_host_rule(policy, known_policies())
         if config.storage is not None and policy.write_policy is not None:
-            raise ValueError("--storage-memory: what stock SGLang writes to a store is not replayed: leave it out")
+            raise ValueError("--storage-memory must be left out for stock SGLang, whose writes are not replayed")
         if policy.blocks is not None:
             policy.blocks(config.memory_bytes, config.trace.unit_tokens, config.costs)
             return
@@ -147,14 +144,14 @@ def require_possible(spec: PolicySpec, config: CacheConfig) -> None:
 def _require_served_in_int8(spec: PolicySpec, config: CacheConfig) -> None:
     """`ValueError` for what a server with checkpoints in int8 does not offer."""
     if config.host is not None:
-        raise ValueError("--int8-checkpoints: a server refuses it with a host tier: leave --host-memory out")
+        raise ValueError("--host-memory must be left out with --int8-checkpoints: a server refuses both")
     policy = SERVED.get(spec.name)
     if policy is None:
-        raise ValueError(f"--int8-checkpoints: a server offers it with {', '.join(SERVED)}, and not with this policy")
+        raise ValueError(f"--int8-checkpoints: the policy must be one of {', '.join(SERVED)}, got {spec.name!r}")
     admission = policy.admission if spec.admission is None else spec.admission
     if admission is not None and not admission_of(admission, config.trace.unit_tokens).plans_ahead:
         raise ValueError(
-            f"--int8-checkpoints: a server refuses it with this admission, {admission}: take {spec.name}@judicious"
+            f"--int8-checkpoints: the admission must plan ahead, as {spec.name}@judicious does, got {admission}"
         )
 
 

@@ -191,7 +191,7 @@ def positive(text: str) -> int:
     """Read a whole number, 1 or more."""
     number = int(text) if text.isascii() and text.isdigit() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text!r}")
     return number
 
 

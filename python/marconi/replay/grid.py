@@ -19,11 +19,11 @@ from marconi.replay.task import Mode, ReplayInputs, Task
 def require_executable(inputs: ReplayInputs, task: Task) -> None:
     """`ValueError`, in which the policy is named, if `execute` would refuse; quick, before anything is replayed."""
     if inputs.mode is Mode.QUEUEING and resolve_policy(task.policy).caches_blocks:
-        raise ValueError(
-            f"policy {str(task.policy)!r}: a block cache cannot be replayed in queueing mode: take --mode serial"
-        )
+        raise ValueError(f"policy {str(task.policy)!r}: --mode must be serial for a block cache, got queueing")
     if task.int8_checkpoints and not inputs.has_int8_checkpoints:
-        raise ValueError(f"--int8-checkpoints: {inputs.model.name} keeps no recurrent states alone: leave it out")
+        raise ValueError(
+            f"--int8-checkpoints must be left out for {inputs.model.name}, which keeps no recurrent states alone"
+        )
     require_possible(task.policy, task.config(inputs))
 
 

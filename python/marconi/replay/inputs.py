@@ -16,7 +16,7 @@ from marconi.replay.catalog import known_policies, resolve_policy
 from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes, parse_storage_memory
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
-from marconi.replay.store import Storage
+from marconi.replay.store import StoreSpec
 from marconi.replay.target import block_bytes
 from marconi.replay.task import Mode, ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Demand, Half, ReadOptions, UnusedOption, generate, in_blocks, preset, read
@@ -111,10 +111,10 @@ def _folder_of(model: str | None) -> Path | None:
 def _drawn(args: argparse.Namespace) -> Trace:
     """The trace of a workload."""
     if args.half != Half.ALL:
-        raise ValueError(f"--half {args.half}: a drawn trace has no halves, another --seed gives another trace")
+        raise ValueError(f"--half must be all for a drawn trace, got {args.half}: another --seed draws another trace")
     for flag, value in (("--tokenizer", args.tokenizer), ("--format", args.format)):
         if value is not None:
-            raise ValueError(f"{flag}: a drawn trace is read from no file")
+            raise ValueError(f"{flag} must be left out for a drawn trace, got {value}")
     demand = Demand(
         num_sessions=DEFAULT_NUM_SESSIONS if args.max_sessions is None else args.max_sessions,
         session_rate=SESSION_RATE if args.session_rate is None else args.session_rate,
@@ -151,7 +151,7 @@ def resolve(
     return [memory.bytes_of(unbounded, a_block) for memory in memories], host_bytes, unbounded
 
 
-def storage_of(args: argparse.Namespace) -> Storage | None:
+def storage_of(args: argparse.Namespace) -> StoreSpec | None:
     """The store behind the host tier that a command line asks for; None without one, `ValueError` for a wrong one."""
     memory, bandwidth = args.storage_memory, args.storage_bandwidth
     if memory is None:
@@ -162,10 +162,10 @@ def storage_of(args: argparse.Namespace) -> Storage | None:
     if args.host_memory is None:
         raise ValueError(f"--storage-memory must come with --host-memory, got {memory!r} alone")
     if bandwidth is None:
-        return Storage(num_bytes, FIRST_BYTES_PER_S)
+        return StoreSpec(num_bytes, FIRST_BYTES_PER_S)
     if not 0 < bandwidth < math.inf:
         raise ValueError(f"--storage-bandwidth must be a number of GB/s above 0, got {bandwidth:g}")
-    return Storage(num_bytes, bandwidth * 1e9)
+    return StoreSpec(num_bytes, bandwidth * 1e9)
 
 
 def memory_of_card(args: argparse.Namespace) -> MemorySize:
@@ -174,7 +174,7 @@ def memory_of_card(args: argparse.Namespace) -> MemorySize:
     `ValueError` where the weights leave none.
     """
     model, on = load(args.model, tensor_parallel=args.tensor_parallel), device(args.device)
-    weight_bytes = model.num_parameters * model.storage.weight_itemsize // args.tensor_parallel
+    weight_bytes = model.weight_bytes // args.tensor_parallel
     left = int(STATIC_FRACTION * on.memory_bytes) - weight_bytes
     if left <= 0:
         raise ValueError(
@@ -197,6 +197,6 @@ def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[Memory
     if others and in_blocks:
         known = ", ".join(policy.name for policy in known_policies().values() if policy.caches_blocks)
         raise ValueError(
-            f"memory '{in_blocks[0].amount}blocks': policy {others[0]!r} caches no blocks, an amount of bytes is "
-            f"right, as 40GB (blocks are for {known})"
+            f"memory must be an amount of bytes such as 40GB for policy {others[0]!r}, got "
+            f"'{in_blocks[0].amount}blocks' (blocks are for {known})"
         )

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from marconi.lifecycle.pools import Amount
 from marconi.policy.int8 import RUNNING_SLOTS, PerRequest, divide
-from marconi.replay.pools import Pools
+from marconi.replay.pools import TwoPools
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS
 from marconi.tree import Freed
 
@@ -22,7 +22,7 @@ PER_REQUEST: Final = PerRequest(num_counted=RUNNING_SLOTS + NUM_TRACKING_SLOTS, 
 
 
 @dataclass(slots=True)
-class Int8Pools(Pools):
+class Int8Pools(TwoPools):
     """KV, live slots and checkpoints: their sizes and their free parts. The slots that a request takes are live."""
 
     num_checkpoints: int = 0
@@ -31,7 +31,7 @@ class Int8Pools(Pools):
     def __post_init__(self) -> None:
         """Raise `ValueError` for less than nothing; all is free at first."""
         # `super()` does not know the class that `slots=True` makes.
-        Pools.__post_init__(self)
+        TwoPools.__post_init__(self)
         if self.num_checkpoints < 0:
             raise ValueError(f"num_checkpoints must be 0 or more, got {self.num_checkpoints}")
         self.num_free_checkpoints = self.num_checkpoints
@@ -56,7 +56,7 @@ class Int8Pools(Pools):
 
     def spares(self, evictable: Amount, reserved: Amount) -> bool:
         """Live slots are freed by no eviction."""
-        return Pools.spares(self, Amount(evictable.num_tokens, 0), reserved)
+        return TwoPools.spares(self, Amount(evictable.num_tokens, 0), reserved)
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """A live slot is free beyond `reserved`, and a checkpoint."""
@@ -81,7 +81,7 @@ class Int8Pools(Pools):
 
     def check_balance(self, held: Amount) -> None:
         """Raise `AssertionError` unless everything except `held` is free, all live slots included."""
-        Pools.check_balance(self, Amount(held.num_tokens, 0))
+        TwoPools.check_balance(self, Amount(held.num_tokens, 0))
         assert self.num_free_checkpoints + held.num_states == self.num_checkpoints, f"{self}: checkpoints are lost"
 
 

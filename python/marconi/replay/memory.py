@@ -97,7 +97,7 @@ def parse_memories(text: str) -> tuple[MemorySize, ...]:
         memory = MemorySize.parse(part)
         if memory in memories:
             same = f"{memories[memory]!r} and {part!r} are the same amount"
-            raise ValueError(f"--memory {text!r} names an amount twice: {same}")
+            raise ValueError(f"--memory must name each amount once, got {text!r}: {same}")
         memories[memory] = part
     return tuple(memories)
 

@@ -12,7 +12,7 @@ from marconi.tree import Freed
 
 
 @dataclass(slots=True)
-class Pools:
+class TwoPools:
     """Two pools: their sizes and their free parts."""
 
     num_tokens: int
@@ -192,4 +192,4 @@ class JointPool:
         return num_tokens * self.kv_bytes_per_token + num_slots * self.state_bytes
 
 
-Pool: TypeAlias = Pools | JointPool
+Pool: TypeAlias = TwoPools | JointPool

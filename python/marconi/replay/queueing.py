@@ -71,7 +71,7 @@ def replay(
 ) -> Outcome:
     """Serve every request of `trace`, each once; `ValueError` for a cache of blocks, which locks nothing."""
     if not isinstance(target, ServerReplay):
-        raise ValueError("a block cache cannot be replayed in queueing mode: take --mode serial")
+        raise ValueError("--mode must be serial for a block cache, got queueing")
     start_s = time.perf_counter()
     loop = _Loop(trace, target, speed, batching, progress)
     while loop.advance():

@@ -72,20 +72,16 @@ class WideTable:
         yield from tables
 
     def _wide(self, columns: Iterable[Column]) -> Table:
-        table = Table(box=SIMPLE)
-        table.add_column("policy", no_wrap=True)
-        for column in columns:
-            table.add_column(column.name, justify="right", no_wrap=True)
-        return self._filled(table, columns, " ")
+        return self._filled(Table(box=SIMPLE), columns, [column.name for column in columns], " ")
 
     def _narrow(self, columns: Iterable[Column]) -> Table:
         table = Table(box=SIMPLE, collapse_padding=True, pad_edge=False)
-        table.add_column("policy", no_wrap=True, overflow="fold")
-        for column in columns:
-            table.add_column(column.narrow_name or column.name, justify="right", no_wrap=True)
-        return self._filled(table, columns, "\n")
+        return self._filled(table, columns, [column.narrow_name or column.name for column in columns], "\n")
 
-    def _filled(self, table: Table, columns: Iterable[Column], between: str) -> Table:
+    def _filled(self, table: Table, columns: Iterable[Column], names: Iterable[str], between: str) -> Table:
+        table.add_column("policy", no_wrap=True, overflow="fold")
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
         labels = (Text(between.join(label)) for label in self.policies)
         for label, *cells in zip(labels, *(column.cells for column in columns), strict=True):
             table.add_row(label, *cells)

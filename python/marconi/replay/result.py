@@ -237,9 +237,9 @@ def require_writable(path: Path | None, option: str = "--json") -> None:
     if path is None:
         return
     if path.is_dir():
-        raise ValueError(f"{option} {path} is a folder: give a file")
+        raise ValueError(f"{option} must be a file, got the folder {path}")
     if not path.parent.is_dir():
-        raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
+        raise ValueError(f"{option} must be in an existing folder, got {path}")
     if path.exists() and not os.access(path, os.W_OK):
         raise ValueError(f"{option} {path} cannot be written: no permission")
     if not _is_replaceable(path):

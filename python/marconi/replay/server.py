@@ -1,7 +1,7 @@
 """A server without a model: requests take memory as they run, from two pools or from one.
 
 What SGLang's scheduler does with a request, in the same order, so that the engine's cache and this replay give the same
-hits (`test/engine/test_host_replay.py`, and with requests beside each other `test_in_flight.py`):
+hits (`test/engine/test_host_replay.py`, and with requests beside each other `test/engine/test_in_flight.py`):
 
     load          what a host tier, or a store behind it, has beyond the device's states, if that saves time: KV, a slot
     match         lock the state that it starts from; a slot for its copy, on which the request works
@@ -211,18 +211,19 @@ class ServerReplay:
         self.end_steps(1, chunks[0][0].now_s)
 
     def end_steps(self, num_steps: int, now_s: float) -> None:
-        """Write what the host drops next, so many steps after the last call."""
+        """Write what the host drops next, `num_steps` steps after the last call."""
         if self.store is not None:
             self.store.write(now_s, num_steps)
 
     def _reserved(self, chunks: Sequence[tuple["ReplayedRequest", int]]) -> Amount:
         """Memory that requests take before the states of the next prefill, of `chunks`, join the tree."""
         num_rows, num_slots = self.scheduling.max_running, self.scheduling.num_working_slots
-        rows = Rows(num_rows, num_rows - self.num_prefilled, num_slots, len(self.hybrid.tree.locked))
+        num_free, num_locked = num_rows - self.num_prefilled, len(self.hybrid.tree.locked)
+        rows = Rows(num_rows, num_free, num_slots, num_locked, self.page_tokens)
         return reserved([run.missing for run, _ in chunks], rows, self.pools.are_slots_shared)
 
     def free_tokens(self, num_tokens: int, now_s: float) -> None:
-        """Evict until so many tokens of KV are free, or nothing is left to evict."""
+        """Evict until `num_tokens` tokens of KV are free, or nothing is left to evict."""
         pools = self.pools
         while pools.num_free_tokens < num_tokens and (freed := self.hybrid.evict(pools.kv_need, now_s)):
             pools.collect(freed)
@@ -305,11 +306,9 @@ class ReplayedRequest(RunningRequest):
 
     @property
     def missing(self) -> Missing:
-        """Memory that its prefill has yet to take: KV, a page beyond it, and working slots."""
-        server = self._server
-        num_tokens = self._request.num_prompt_tokens - self.num_computed + server.page_tokens
-        num_slots = server.scheduling.num_working_slots - self._num_working_slots
-        return Missing(num_tokens, num_slots, self._held is not None)
+        """Memory that its prefill has yet to take: KV, and working slots."""
+        num_slots = self._server.scheduling.num_working_slots - self._num_working_slots
+        return Missing(self._request.num_prompt_tokens - self.num_computed, num_slots, self._held is not None)
 
     def begin(
         self,
@@ -415,7 +414,7 @@ class ReplayedRequest(RunningRequest):
         return closing_of(int.from_bytes(request.path[at : at + num_bytes], "little"))
 
     def take_working_slots(self, up_to: int) -> None:
-        """Take slots until it works on so many."""
+        """Take slots until the request works on `up_to` of them."""
         num_slots = up_to - self._num_working_slots
         if num_slots:
             self._server.take_slots(num_slots, self.now_s)

@@ -11,8 +11,9 @@ Two pools on the host, split by the bytes of the device's, each with an order of
                     else alone, and then the KV stays without use
     load            the deepest state that either tier has, whatever loading costs; the copies stay
 
-This replay keeps them unit by unit in a tree of its own, where SGLang evicts node by node; it loses no more. Source:
-`srt/mem_cache/unified_radix_cache.py`, `unified_cache/unified_tree_core.py` and `components/mamba.py`, 0.5.23.
+This replay keeps them unit by unit in a tree of its own, where SGLang evicts node by node; it loses no more. Source
+(0.5.23): `srt/mem_cache/unified_radix_cache.py`, `srt/mem_cache/unified_cache/unified_tree_core.py` and
+`srt/mem_cache/unified_cache/components/mamba.py`.
 """
 
 import heapq

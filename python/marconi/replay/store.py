@@ -12,7 +12,7 @@ Reading takes the bytes over `bytes_per_s`, before the load and the prefill. A w
 pages are the trace's units, and the speed is known from the start, which a server measures.
 
 Source of what it stands for: `engine/store/cache.py`, and SGLang 0.5.23's `srt/mem_cache/hicache_storage.py` and
-`storage/file/lru_file_evictor.py`, with `max_size`.
+`srt/mem_cache/storage/file/lru_file_evictor.py`, with `max_size`.
 """
 
 from collections import OrderedDict
@@ -35,7 +35,7 @@ LEAST_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class StoreSpec:
     """The memory of a store, and how fast it is read."""
 
     memory_bytes: int
@@ -60,7 +60,7 @@ class Traffic:
     read_s: float = 0.0
 
 
-class Objects:
+class LruObjects:
     """Objects in a bounded folder, by name, the longest unused first."""
 
     def __init__(self, memory_bytes: int) -> None:
@@ -99,10 +99,10 @@ class Objects:
 class StoreReplay:
     """The store behind `tier`, which copies states of `tree`."""
 
-    def __init__(self, tree: RadixTree, tier: HostTier, costs: Costs, storage: Storage) -> None:
+    def __init__(self, tree: RadixTree, tier: HostTier, costs: Costs, storage: StoreSpec) -> None:
         self.traffic = Traffic()
         self.storage = storage
-        self.objects = Objects(storage.memory_bytes)
+        self.objects = LruObjects(storage.memory_bytes)
         self._behind = StoreBehind(tier, bytes_per_s=storage.bytes_per_s)
         self._tree, self._tier = tree, tier
         self._unit_kv_bytes = costs.kv_bytes_per_token * tree.unit_tokens

@@ -11,9 +11,9 @@ from marconi.policy.counters import Counters
 from marconi.policy.host_tier import HostMemory
 from marconi.policy.request import Request, Trace
 from marconi.replay.int8 import Int8
-from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.pools import JointPool, Pool, TwoPools
 from marconi.replay.server import ServerReplay
-from marconi.replay.store import Storage
+from marconi.replay.store import StoreSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class CacheConfig:
     """Time to first token that a policy may aim at."""
     max_ghosts: int = 100_000
     host: Host | None = None
-    storage: Storage | None = None
+    storage: StoreSpec | None = None
     """The store behind the host tier."""
     int8: Int8 | None = None
     """For checkpoints in int8, whose bytes are those of `costs`."""
@@ -64,7 +64,7 @@ class CacheConfig:
         if self.int8 is not None:
             return self.int8.pools(num_units * unit_tokens, state_bytes, costs.state_bytes)
         num_slots = state_bytes // costs.state_bytes if self.has_states else self.memory_bytes
-        return Pools(num_units * unit_tokens, num_slots)
+        return TwoPools(num_units * unit_tokens, num_slots)
 
     def host_memory(self) -> HostMemory | None:
         """The host tier's pools, divided as the device's are; None without a tier."""

@@ -16,7 +16,7 @@ from marconi.policy.request import Trace
 from marconi.replay.int8 import Int8
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.replay.queueing import Batching
-from marconi.replay.store import Storage
+from marconi.replay.store import StoreSpec
 from marconi.replay.target import CacheConfig, Host
 from marconi.tree import RadixTree
 
@@ -84,7 +84,7 @@ class Task:
     """The host tier's memory; 0 without one."""
     int8_checkpoints: bool = False
     """`--enable-int8-mamba-checkpoint`."""
-    storage: Storage | None = None
+    storage: StoreSpec | None = None
     """The store behind the host tier."""
 
     def costs(self, inputs: ReplayInputs) -> Costs:

@@ -99,7 +99,7 @@ class RouterCore:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def set_hashes(self, model: str | None, block_tokens: int) -> None:
-        """Hash blocks of so many tokens of that model from now on, as the workers do."""
+        """Hash blocks of `block_tokens` for `model` from now on, as the workers do."""
         self._model = model
         if block_tokens != self.dispatcher.fleet.index.block_tokens:
             self.dispatcher.use_fleet(Fleet(FleetIndex(block_tokens), self._limits))

@@ -74,7 +74,7 @@ def describe(url: str, model_info: Any, marconi: Any, keys: Keys | None) -> Desc
     if not isinstance(model, str):
         raise ValueError(f"{url}: must be an SGLang server, got a /model_info that names no model")
     if model_info.get("is_generation") is False:
-        raise ValueError(f"{url}: the model must generate; {model} makes embeddings")
+        raise ValueError(f"{url}: the model must generate, got {model}, which makes embeddings")
     if marconi is None:
         return Description(model, (), "its cache is SGLang's own: --radix-cache-backend marconi")
     ranks = marconi.get("ranks") if isinstance(marconi, dict) else None
@@ -87,8 +87,12 @@ def describe(url: str, model_info: Any, marconi: Any, keys: Keys | None) -> Desc
     if not published:
         return Description(model, (), "it publishes no events: --marconi-events", len(ranks))
     sources = tuple(_event_source(url, events, keys) for events in published)
-    if len(sources) != len(ranks) or len({(source.model, source.block_tokens) for source in sources}) > 1:
-        raise ValueError(f"{url}: its ranks must all publish events, and hash alike")
+    num_ways = len({(source.model, source.block_tokens) for source in sources})
+    if len(sources) != len(ranks) or num_ways > 1:
+        raise ValueError(
+            f"{url}: its ranks must all publish events, and hash alike, got {len(sources)} of {len(ranks)} that "
+            f"publish, in {num_ways} ways"
+        )
     return Description(model, sources, num_ranks=len(ranks))
 
 
@@ -123,7 +127,7 @@ def _event_source(url: str, events: Any, keys: Keys | None) -> EventSource:
     host = urlsplit(url).hostname or ""
     addresses = [_address(url, _typed(url, events, name, str), host) for name in ("events", "replay")]
     if events.get("needs_keys") and keys is None:
-        raise ValueError(f"{url}: its events need the fleet's keys: --events-keys")
+        raise ValueError(f"{url}: --events-keys must be given for its events, got none")
     for address in addresses:
         require_private(address, keys)
     has_limit = events.get("max_context_tokens") is not None and not events.get("truncates_prompts")

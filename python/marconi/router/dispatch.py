@@ -78,7 +78,7 @@ def prompt_of(ids: Sequence[int], space: HashSpace, block_tokens: int, key: byte
     try:
         packed = np.asarray(ids, dtype="<i8")
     except OverflowError:
-        raise ValueError("a token id must be below 2^63: one is beyond 63 bits") from None
+        raise ValueError("a token id must be below 2^63, got one beyond 63 bits") from None
     if len(packed) and int(packed.min()) < 0:
         raise ValueError(f"a token id must be 0 or more, got {int(packed.min())}")
     text = packed.tobytes()
@@ -230,7 +230,7 @@ class Load:
         self.held = Held(self.usual.held)
 
     def wait_s(self, now_s: float, num_new_tokens: int = 1) -> float:
-        """Seconds until a request of so many tokens to compute that is dispatched now begins."""
+        """Seconds until a request that is dispatched now, with `num_new_tokens` to compute, begins."""
         reported = self.others.load(now_s)
         num_running: float
         limit: float
@@ -247,7 +247,7 @@ class Load:
         return max(self._prefills_ahead_s(now_s), self._until_end_s(now_s, num_over, limit) if num_over > 0 else 0.0)
 
     def _until_end_s(self, now_s: float, num_ends: float, limit: float) -> float:
-        """Seconds until so many of the requests that run have ended."""
+        """Seconds until `num_ends` of the requests that run have ended."""
         held_s = self.held.mean_s(now_s)
         in_turn_s, place = num_ends * held_s / limit, math.ceil(num_ends) - 1
         if self.others.num_requests(now_s):

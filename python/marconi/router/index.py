@@ -138,7 +138,7 @@ class FleetIndex:
     def add_worker(self, worker: str) -> None:
         """Add a worker that holds nothing yet; `ValueError` if it is known."""
         if worker in self._holdings:
-            raise ValueError(f"worker {worker!r} is known already")
+            raise ValueError(f"a worker must be new, got {worker!r} again")
         self._set_holding(worker, self._new_holding())
 
     def remove_worker(self, worker: str) -> None:
@@ -380,7 +380,7 @@ class FleetIndex:
         return found
 
     def _states_after(self, space: Space, chain: Chain, num_blocks: int) -> Iterator[tuple[int, int]]:
-        """`(depth, workers that can start there)` of the states after so many blocks of a chain, deepest first."""
+        """`(depth, workers that can start there)` of the states after `num_blocks` of a chain, deepest first."""
         block_hash = chain.hashes[num_blocks - 1] if num_blocks else None
         depth = num_blocks * self.block_tokens
         if chain.tail is not None:

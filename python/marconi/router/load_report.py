@@ -76,7 +76,7 @@ class Others:
     """Theirs to compute."""
 
     def note(self, now_s: float, num_requests: int, num_tokens: int) -> None:
-        """Note that this router has so many requests and tokens to compute more, or less, on the worker."""
+        """Add `num_requests` and `num_tokens` to compute, negative as they end, to this router's own on the worker."""
         self._num_requests += num_requests
         self._num_tokens += num_tokens
         if num_requests > 0:
@@ -142,7 +142,7 @@ class Others:
         return max(self._prefill_s - done_s, 0.0) * report.weight(now_s)
 
     def has_room(self, num_tokens: int, now_s: float) -> bool:
-        """True unless the worker must end a request before one of so many new tokens fits its memory."""
+        """True unless the worker must end a request before one of `num_tokens` new ones fits its memory."""
         load = self.load(now_s)
         memory = None if load is None else load.memory
         return memory is None or (

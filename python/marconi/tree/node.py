@@ -54,8 +54,8 @@ class LeftBy(NamedTuple):
     """Which request left a state: a note of the cache that drives the tree."""
 
     num_prompt_tokens: int
-    went_on: bool
-    """Whether the request resumed from the end of an earlier answer."""
+    continued: bool
+    """True if the request resumed from the end of an earlier answer."""
     closing: int = -1
     """How the answer closed (`policy/forecast/turns.py`); -1 if unknown."""
     namespace: int = 0

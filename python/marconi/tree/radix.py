@@ -84,13 +84,13 @@ class RadixTree:
         Ghosts are bounded by their number and, unless that is None, by the tokens of their spans.
         """
         if unit_tokens < 1:
-            raise ValueError(f"unit_tokens is {unit_tokens}; a unit has at least 1 token")
+            raise ValueError(f"unit_tokens must be at least 1, got {unit_tokens}")
         if ids_per_unit < 1:
-            raise ValueError(f"ids_per_unit is {ids_per_unit}; a unit has at least 1 id")
+            raise ValueError(f"ids_per_unit must be at least 1, got {ids_per_unit}")
         if max_ghosts < 0:
-            raise ValueError(f"max_ghosts is {max_ghosts}; it cannot be negative")
+            raise ValueError(f"max_ghosts must be at least 0, got {max_ghosts}")
         if max_ghost_tokens is not None and max_ghost_tokens < 0:
-            raise ValueError(f"max_ghost_tokens is {max_ghost_tokens}; it cannot be negative")
+            raise ValueError(f"max_ghost_tokens must be at least 0, got {max_ghost_tokens}")
         self.unit_tokens = unit_tokens
         self.unit_bytes = ids_per_unit * ID_BYTES
         self.max_ghosts = max_ghosts
@@ -140,7 +140,7 @@ class RadixTree:
     def offset(self, num_tokens: int) -> int:
         """Where in a path, in bytes, its first `num_tokens` tokens end; `ValueError` inside a unit."""
         if num_tokens < 0 or num_tokens % self.unit_tokens:
-            raise ValueError(f"{num_tokens} tokens do not end at a unit of {self.unit_tokens}")
+            raise ValueError(f"num_tokens must be a multiple of {self.unit_tokens}, the unit, got {num_tokens}")
         return num_tokens // self.unit_tokens * self.unit_bytes
 
     def match(self, path: bytes, max_tokens: int, namespace: int = 0, start: Node | None = None) -> Match:

@@ -19,7 +19,7 @@ from marconi.replay.result import require_writable, write
 from marconi.validate.comparison import Comparison, Row
 from marconi.validate.prediction import Prediction, Sent, replay_of
 from marconi.validate.prompts import Prompts
-from marconi.validate.server import Refused, ServedCache, ServerClient
+from marconi.validate.server import RequestRefused, ServedCache, ServerClient
 
 DEFAULT_MAX_NEW_TOKENS: Final = 16
 DEFAULT_TOLERANCE_POINTS: Final = 0.5
@@ -136,7 +136,7 @@ def _send(
         num_output_tokens = max(min(request.num_output_tokens, args.max_new_tokens), 1)
         try:
             answer = server.generate(rid, prompt, num_output_tokens, request.namespace)
-        except Refused as error:
+        except RequestRefused as error:
             refused.append(f"request {index}: {error}")
             return None
         with lock:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from rich.box import SIMPLE
-from rich.table import Table
+from rich.table import Column, Table
 
 MAX_SHOWN: Final = 10
 """Requests of which both sides part that are shown."""
@@ -69,7 +69,6 @@ class Comparison:
 
     def table(self) -> Table:
         """One line of totals."""
-        table = Table(box=SIMPLE, show_edge=False)
         cached = sum(row.num_cached_tokens for row in self.rows)
         predicted = sum(row.num_predicted_tokens for row in self.rows)
         total = max(self.num_prompt_tokens, 1)
@@ -81,8 +80,8 @@ class Comparison:
             "points apart": f"{self.points_apart:+.2f}",
             "requests that differ": f"{len(self.differing):,}",
         }
-        for name in cells:
-            table.add_column(name, justify="right", no_wrap=True)
+        columns = (Column(name, justify="right", no_wrap=True) for name in cells)
+        table = Table(*columns, box=SIMPLE, show_edge=False)
         table.add_row(*cells.values())
         return table
 

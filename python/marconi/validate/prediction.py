@@ -18,7 +18,7 @@ from marconi.lifecycle.queue import Queue
 from marconi.policy.base import Costs, PrefixFlops
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.request import Request, pack
-from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.pools import JointPool, Pool, TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ReplayedRequest, ServerReplay
 from marconi.tree import Node
@@ -53,7 +53,7 @@ class Predicted(NamedTuple):
 
 
 def replay_of(cache: ServedCache, flops: PrefixFlops) -> ServerReplay:
-    """Build the replay that stands for a server; `flops` is what a prefix of so many tokens saves."""
+    """Build the replay that stands for a server; `flops` returns what a prefix saves, by its number of tokens."""
     settings, page = cache.settings, cache.settings.page_tokens
     choice = PolicyChoice(
         cache.eviction,
@@ -65,7 +65,7 @@ def replay_of(cache: ServedCache, flops: PrefixFlops) -> ServerReplay:
         settings.step_tokens,
     )
     costs = Costs(cache.kv_bytes_per_token, cache.state_bytes, flops)
-    pools: Pool = Pools(cache.kv_tokens.size, cache.state_slots.size)
+    pools: Pool = TwoPools(cache.kv_tokens.size, cache.state_slots.size)
     if cache.joint_bytes is not None:
         pools = JointPool(cache.joint_bytes.size, cache.kv_bytes_per_token, cache.state_bytes, page)
     needs = TWO_POOLS if cache.joint_bytes is None else ONE_POOL

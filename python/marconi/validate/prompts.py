@@ -28,7 +28,7 @@ class Prompts:
         # Neither end of a vocabulary: special tokens are there.
         self._low, self._high = vocab_size // 16, vocab_size * 3 // 4
         if self._high - self._low < 2:
-            raise ValueError(f"a vocabulary of {vocab_size} tokens is too small to draw prompts from")
+            raise ValueError(f"the vocabulary must have at least 3 tokens, got {vocab_size}")
         self._trace = trace
         largest = max((int(_ids(request).max(initial=0)) for request in trace.requests), default=0)
         self._are_tokens = trace.unit_tokens == 1 and largest < vocab_size

@@ -1,7 +1,5 @@
 """A running server over HTTP: the configuration of its cache, and its answers."""
 
-import http.client
-import json
 import urllib.error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,8 @@ from marconi.engine.launch.policies import JUDICIOUS
 from marconi.engine.reports.explain import EXPLAIN
 from marconi.engine.reports.moments import Steps
 from marconi.engine.reports.status import CacheSettings, Use
-from marconi.view.top import address_of, ask, fetch
+from marconi.process import fetch, from_json
+from marconi.view.top import address_of, ask
 
 FLUSH_TIMEOUT_S: Final = 30
 _ANSWER_TIMEOUT_S: Final = 1800.0
@@ -23,7 +22,7 @@ _WORKING: Final = "its working slot"
 _TRACKED: Final = "what SGLang tracked last"
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server refuses a request; the message is its own."""
 
 
@@ -51,7 +50,7 @@ class ServedCache:
     def of(cls, ranks: Sequence[Mapping[str, Any]], info: Mapping[str, Any]) -> "ServedCache":
         """Read `GET /marconi` and `GET /server_info`; `ValueError`, in one line, for what no replay stands for."""
         if len(ranks) != 1:
-            raise ValueError(f"the server has {len(ranks)} data-parallel ranks, and one is replayed: start it with one")
+            raise ValueError(f"the server must have one data-parallel rank, got {len(ranks)}")
         (rank,) = ranks
         try:
             cache = msgspec.convert({**rank, "max_prompt_tokens": _max_prompt_tokens(info)}, cls)
@@ -114,12 +113,15 @@ class ServerClient:
         self._api_key = api_key
 
     def ranks(self) -> list[dict[str, Any]]:
-        """Ask `GET /marconi`; `ValueError` in one line for a server that is not there, or is none of ours."""
+        """Ask `GET /marconi`; `NoAnswer`, or `ValueError` in one line, where it is none of ours."""
         return ask(self.address, self._api_key)
 
     def info(self) -> dict[str, Any]:
         """Ask `GET /server_info`."""
-        info = self._json("/server_info", None)
+        try:
+            info = self._json("/server_info", None)
+        except RequestRefused as error:
+            raise ValueError(f"{self.address}/server_info: {error}") from None
         if not isinstance(info, dict):
             raise ValueError(f"{self.address}/server_info describes no server")
         return info
@@ -128,11 +130,11 @@ class ServerClient:
         """Drop all that is cached; `ValueError` where the server does not, as while other requests run."""
         try:
             self._read(f"/flush_cache?timeout={FLUSH_TIMEOUT_S}", {})
-        except Refused as error:
+        except RequestRefused as error:
             raise ValueError(f"{self.address} does not flush its cache: {error}") from None
 
     def generate(self, rid: str, prompt: Sequence[int], num_output_tokens: int, namespace: int = 0) -> Completion:
-        """Generate exactly `num_output_tokens`. Raises `Refused`, or `ValueError` for an unexplained answer."""
+        """Generate exactly `num_output_tokens`. Raises `RequestRefused`, or `ValueError` for an unexplained answer."""
         sampling = {
             "temperature": 0,
             "max_new_tokens": num_output_tokens,
@@ -153,23 +155,13 @@ class ServerClient:
             ) from None
 
     def _json(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        try:
-            return json.loads(self._read(path, body))
-        except Refused as error:
-            if path == "/generate":
-                raise
-            raise ValueError(f"{self.address}{path}: {error}") from None
-        except json.JSONDecodeError:
-            raise ValueError(f"{self.address}{path} does not answer in JSON") from None
+        return from_json(f"{self.address}{path}", self._read(path, body))
 
     def _read(self, path: str, body: Mapping[str, Any] | None) -> bytes:
         try:
-            return fetch(f"{self.address}{path}", self._api_key, body, _ANSWER_TIMEOUT_S)
+            return fetch(f"{self.address}{path}", body, api_key=self._api_key, timeout_s=_ANSWER_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             said = " ".join(error.read(1000).decode(errors="replace").split())
             if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise Refused(f"{error.code}: {said}") from None
+                raise RequestRefused(f"{error.code}: {said}") from None
             raise ValueError(f"{self.address}{path} fails with {error.code}: {said}") from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise ValueError(f"{self.address}{path} does not answer: {reason}") from None

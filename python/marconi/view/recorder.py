@@ -12,7 +12,7 @@ from typing import Final
 
 from marconi.policy.base import Costs, Need
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.policy.misses import said_of
+from marconi.policy.misses import describe_kept
 from marconi.policy.residency import gap_s
 from marconi.tree import Kept, Node
 from marconi.view.frame import MAX_EVICTED, EvictedState, Frame, PoolFrame
@@ -112,6 +112,6 @@ class Recorder:
             self._look_away()
             return
         idle_s = round(gap_s(node, now_s), 3)
-        instead = "" if kept is None else said_of(kept)
+        instead = "" if kept is None else describe_kept(kept)
         found = self._hashes.of(node)
         self._evicted.append(EvictedState(found, node.depth, node.freed_tokens, need.value, idle_s, instead))

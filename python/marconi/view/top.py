@@ -4,11 +4,9 @@ Asks `GET /marconi` again and again and shows totals, with rates over the time s
 SGLang nor an accelerator: the server may be anywhere.
 """
 
-import http.client
 import json
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -18,13 +16,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-_TIMEOUT_S = 10.0
+from marconi.process import fetch, from_json
+
 MAX_CAUSES = 5
 """Causes of misses that are shown, those of the most tokens."""
 
 
 def watch(url: str, interval_s: float, console: Console, api_key: str | None = None) -> int:
-    """Show the server at `url` until interrupted; `ValueError` in one line for what does not answer as one."""
+    """Show the server at `url` until interrupted; `ValueError` or `OSError`, one line, for what is none."""
     address = address_of(url)
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         for view in views(lambda: ask(address, api_key), time.monotonic, lambda: time.sleep(interval_s)):
@@ -48,10 +47,10 @@ def address_of(url: str) -> str:
 
 
 def ask(address: str, api_key: str | None = None) -> list[dict[str, Any]]:
-    """The status of every rank; `ValueError` in one line for a server that is not there or has none."""
+    """The status of every rank; `NoAnswer`, or `ValueError` in one line for a server that has none."""
     endpoint = f"{address}/marconi"
     try:
-        answer = json.loads(fetch(endpoint, api_key))
+        answer = from_json(endpoint, fetch(endpoint, api_key=api_key))
     except urllib.error.HTTPError as error:
         reason = _reason(error)
         _refuse_router(address, api_key, error.code)
@@ -61,29 +60,10 @@ def ask(address: str, api_key: str | None = None) -> list[dict[str, Any]]:
                 "and one tokenizer worker"
             ) from None
         raise ValueError(f"{endpoint} answers {error.code}: {reason or error.reason}") from None
-    except OSError as error:
-        raise ValueError(f"{endpoint} does not answer: {getattr(error, 'reason', error)}") from None
-    except http.client.HTTPException as error:
-        raise ValueError(f"{endpoint} does not answer in HTTP: it is no server of this project ({error!r})") from None
-    except ValueError:
-        raise ValueError(f"{endpoint} does not answer in JSON: it is no server of this project") from None
     ranks = answer.get("ranks") if isinstance(answer, dict) else None
     if not isinstance(ranks, list) or not ranks:
         raise ValueError(f"{endpoint} lists no cache: it is no server of this project")
     return ranks
-
-
-def fetch(
-    address: str, api_key: str | None, body: Mapping[str, Any] | None = None, timeout_s: float = _TIMEOUT_S
-) -> bytes:
-    """GET an HTTP address, or POST a JSON body to it; `OSError` or `HTTPException` for what does not answer so."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address, data, {"Content-Type": "application/json"})  # noqa: S310 - the scheme was checked
-    if api_key is not None:
-        request.add_header("Authorization", f"Bearer {api_key}")
-    with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310
-        content: bytes = response.read()
-    return content
 
 
 def _refuse_router(address: str, api_key: str | None, code: int) -> None:
@@ -92,13 +72,13 @@ def _refuse_router(address: str, api_key: str | None, code: int) -> None:
         return
     try:
         # A line for each data-parallel rank.
-        ranks = json.loads(fetch(f"{address}/router", api_key))["workers"]
+        ranks = json.loads(fetch(f"{address}/router", api_key=api_key))["workers"]
         workers = ", ".join(dict.fromkeys(rank["url"] for rank in ranks))
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
             return
         workers = "GET /router says which, given the administrator's token"
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return
     raise ValueError(
         f"{address} is a router, which has no cache of its own: give one of its workers ({workers or 'it has none'})"

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 
-from marconi_cpu.demo.endpoint import Answer
+from marconi_cpu.demo.endpoint import TimedAnswer
 from marconi_cpu.demo.stream import generated
 
 _TIMEOUT_S = 600.0
@@ -26,7 +26,7 @@ class Client:
 
     def __init__(self, url: str, on_answered: Callable[[], None], given: Mapping[str, str]) -> None:
         self.url = url
-        self.answers: list[Answer] = []
+        self.answers: list[TimedAnswer] = []
         self.on_answered = on_answered
         self._given = given
         # The server is on this machine, whatever the environment says of proxies.
@@ -44,7 +44,7 @@ class Client:
         flush.raise_for_status()
         self.answers.clear()
 
-    def note(self, answer: Answer) -> None:
+    def note(self, answer: TimedAnswer) -> None:
         """Add an answer."""
         self.answers.append(answer)
         self.on_answered()
@@ -58,7 +58,7 @@ class Client:
         body = {"input_ids": self._ids_of(list(prompts.values())), "sampling_params": sampling}
         for name, (first_s, last) in zip(prompts, generated(self._http, body, len(prompts)), strict=True):
             meta, tokens = last["meta_info"], tuple(map(str, last["output_ids"]))
-            self.note(Answer(kind, name, meta["prompt_tokens"], meta["cached_tokens"], first_s, tokens))
+            self.note(TimedAnswer(kind, name, meta["prompt_tokens"], meta["cached_tokens"], first_s, tokens))
 
     def _ids_of(self, texts: list[str]) -> Any:
         response = self._http.post("/tokenize", json={"model": "default", "prompt": texts})
@@ -91,6 +91,6 @@ class Client:
             raise RuntimeError("the server ended a stream before its usage or its first token")
         details = usage.prompt_tokens_details
         num_cached_tokens = (details.cached_tokens or 0) if details else 0
-        answer = Answer(kind, name, usage.prompt_tokens, num_cached_tokens, ttft_s, tuple(tokens), content)
+        answer = TimedAnswer(kind, name, usage.prompt_tokens, num_cached_tokens, ttft_s, tuple(tokens), content)
         self.note(answer)
         return self._given.get(name, content)

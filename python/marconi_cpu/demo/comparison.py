@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from marconi_cpu.demo.endpoint import Answer
+from marconi_cpu.demo.endpoint import TimedAnswer
 
 STOCK, MARCONI = "stock", "marconi"
 BACKENDS = (STOCK, MARCONI)
@@ -18,7 +18,7 @@ BACKENDS = (STOCK, MARCONI)
 class Compared:
     """One request, by backend name."""
 
-    answers: dict[str, Answer]
+    answers: dict[str, TimedAnswer]
 
     @property
     def kind(self) -> str:
@@ -52,7 +52,7 @@ class Compared:
         }
 
 
-def compare(runs: Mapping[str, Sequence[Answer]]) -> list[Compared]:
+def compare(runs: Mapping[str, Sequence[TimedAnswer]]) -> list[Compared]:
     """Join the requests of every run by their order; raises ValueError if the runs did different work."""
     names = {tuple((answer.kind, answer.name) for answer in answers) for answers in runs.values()}
     if len(names) != 1:

@@ -14,7 +14,7 @@ from sglang.utils import http_request
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """One request of a kind: the tokens of its prompt, how many were cached, and the seconds to its first token.
 
     `tokens` identifies the tokens of the answer: their ids, or the bytes that they stand for. A conversation continues
@@ -39,7 +39,7 @@ class TimedEndpoint(RuntimeEndpoint):
     def __init__(self, base_url: str, kind: str, on_answered: Callable[[], None]):
         super().__init__(base_url)
         self.kind = kind
-        self.answers: list[Answer] = []
+        self.answers: list[TimedAnswer] = []
         self._on_answered = on_answered
 
     def commit_lazy_operations(self, s: Any) -> None:
@@ -51,7 +51,7 @@ class TimedEndpoint(RuntimeEndpoint):
         self._assert_success(response)
         meta = response.json()["meta_info"]
         ttft_s = time.perf_counter() - started_s
-        self.answers.append(Answer(self.kind, "context", meta["prompt_tokens"], meta["cached_tokens"], ttft_s, ()))
+        self.answers.append(TimedAnswer(self.kind, "context", meta["prompt_tokens"], meta["cached_tokens"], ttft_s, ()))
         self._on_answered()
 
     def generate(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
@@ -69,7 +69,7 @@ class TimedEndpoint(RuntimeEndpoint):
         return text, {**chunks[-1][1], "ttft_s": ttft_s}
 
 
-def answer_of(kind: str, name: str, meta: dict[str, Any]) -> Answer:
-    """The `Answer` in the meta-information that `TimedEndpoint.generate` returned."""
+def answer_of(kind: str, name: str, meta: dict[str, Any]) -> TimedAnswer:
+    """The `TimedAnswer` in the meta-information that `TimedEndpoint.generate` returned."""
     tokens = tuple(str(token_id) for _, token_id, _ in meta["output_token_logprobs"])
-    return Answer(kind, name, meta["prompt_tokens"], meta["cached_tokens"], meta["ttft_s"], tokens)
+    return TimedAnswer(kind, name, meta["prompt_tokens"], meta["cached_tokens"], meta["ttft_s"], tokens)

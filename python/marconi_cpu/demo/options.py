@@ -26,9 +26,9 @@ class DemoOptions:
         """Raise `Refusal` for a model that is not there or a file that cannot be written."""
         if self.json_path is not None:
             if not self.json_path.parent.is_dir():
-                raise Refusal(f"--json {self.json_path}: the folder {self.json_path.parent} does not exist")
+                raise Refusal(f"--json must be in an existing folder, got {self.json_path}")
             if self.json_path.is_dir():
-                raise Refusal(f"--json {self.json_path} is a folder: give a file")
+                raise Refusal(f"--json must be a file, got the folder {self.json_path}")
         path = self.model_path
         if path is not None and path.startswith(("/", ".")) and not Path(path).exists():
-            raise Refusal(f"--model-path {path!r} does not exist: give a checkpoint folder or a hub name")
+            raise Refusal(f"--model-path must be a checkpoint folder or a hub name, got {path!r}, which does not exist")

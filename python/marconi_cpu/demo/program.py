@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from marconi_cpu.demo.client import Client
-from marconi_cpu.demo.endpoint import Answer
+from marconi_cpu.demo.endpoint import TimedAnswer
 from marconi_cpu.demo.size import Size
 from marconi_cpu.demo.traffic import KINDS, Texts
 
 NUM_REQUESTS: Final = sum(kind.num_requests for kind in KINDS)
 
 
-def run(url: str, on_answered: Callable[[], None], size: Size, given: Mapping[str, str]) -> list[Answer]:
+def run(url: str, on_answered: Callable[[], None], size: Size, given: Mapping[str, str]) -> list[TimedAnswer]:
     """Do all the work against the server at `url`, calling `on_answered` after each request.
 
     `given` is what an earlier run's answers said, by name; empty for the first. Returns the answers by their kinds, the

@@ -38,7 +38,7 @@ from marconi_cpu.demo.comparison import (
     sentence_of,
     table_of,
 )
-from marconi_cpu.demo.endpoint import Answer
+from marconi_cpu.demo.endpoint import TimedAnswer
 from marconi_cpu.demo.options import DemoOptions
 from marconi_cpu.demo.server_args import require_readable
 from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
@@ -66,7 +66,7 @@ def run(options: DemoOptions, console: Console) -> bool:
         if options.model_path is None:
             args += ["--chat-template", str(REASONING_TEMPLATE)]
         args += options.server_args
-        runs: dict[str, list[Answer]] = {}
+        runs: dict[str, list[TimedAnswer]] = {}
         for name in BACKENDS:
             # Conversations continue with stock's answers.
             given = {answer.name: answer.text for answer in runs.get(STOCK, []) if answer.text}
@@ -161,7 +161,7 @@ def _run_against(
     given: Mapping[str, str],
     scratch: Path,
     steps: _Steps,
-) -> list[Answer]:
+) -> list[TimedAnswer]:
     # By seconds, a busy machine would make other states old.
     env = {"MARCONI_TIME": Time.REQUESTS.value} if backend == MARCONI else {}
     backend_args = ["--radix-cache-backend", BACKEND] if backend == MARCONI else []

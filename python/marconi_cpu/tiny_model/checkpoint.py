@@ -78,13 +78,13 @@ def _digest(content: bytes) -> str:
 
 
 def _require_replaceable(out: Path) -> None:
-    wanted = "give a folder that is empty or does not exist yet"
+    wanted = "the folder of a tiny model must be empty, a tiny model's or not exist yet, got"
     if out.is_dir():
         foreign = _first_foreign(out)
         if foreign is not None:
-            raise ValueError(f"{str(out)!r} holds {foreign!r}, which is not a tiny model's: {wanted}")
+            raise ValueError(f"{wanted} {str(out)!r}, which holds {foreign!r}")
     elif out.exists():
-        raise ValueError(f"{str(out)!r} is a file: {wanted}")
+        raise ValueError(f"{wanted} the file {str(out)!r}")
 
 
 def _first_foreign(folder: Path) -> str | None:

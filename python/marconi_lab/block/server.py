@@ -35,8 +35,8 @@ class BlockServer:
         """`ValueError` for a trace of tokens, and for memory that holds fewer blocks than the rule needs."""
         if unit_tokens <= 1:
             raise ValueError(
-                "it caches blocks: the trace must be one of blocks, or --block-tokens N, 2 or more; got a unit of "
-                "one token"
+                "the trace must be one of blocks for a block cache, or be cut by --block-tokens N, 2 or more, got "
+                "single tokens"
             )
         self._unit_tokens = unit_tokens
         self._block_bytes = block_bytes(unit_tokens, costs)

@@ -3,7 +3,8 @@
 Chunked prefill leaves a state at every chunk, oldest at the shallow end, so plain LRU drops a path's states shallow
 first and leaves none where another request may branch off. Thinning keeps a path covered instead:
 
-1. the state hit or made the longest ago says which path is thinned: that of its conversation (`conversation.py`);
+1. the state hit or made the longest ago says which path is thinned: that of its conversation
+   (`policy/eviction/conversation.py`);
 2. of the evictable states there, evict the one whose loss would leave the smallest gap, in tokens, between the state
    above it and the next deeper one of its conversation:
 

@@ -14,8 +14,8 @@ of a conversation is trimmed block by block) or are few and dear (hybrid models:
 SGLang 0.5.23 (`srt/mem_cache/evict_policy.py`, `TLRUStrategy`) agrees on `needed`, on the test (what is cached without
 the node reaches `needed`), on L as a mark that trimming does not lower, and on LRU within each side. It differs where
 several conversations share a node: its L is the deepest that any of them ever got to, here it is the length of the one
-that left the state (`conversation.py`). It refuses xi <= Q, here that is LRU. vLLM's pull request 37825 fixes the side
-of a block when its request ends, which is the same for a conversation that only grows.
+that left the state (`policy/eviction/conversation.py`). It refuses xi <= Q, here that is LRU. vLLM's pull request 37825
+fixes the side of a block when its request ends, which is the same for a conversation that only grows.
 """
 
 import math

@@ -57,7 +57,7 @@ def _tasks(inputs: ReplayInputs, advice: Advice) -> tuple[FleetTask, ...]:
     asked = best.task
     policy = asked.policy if best.chosen is None else PolicySpec.parse(best.chosen)
     one = FleetTask(policy, asked.memory_bytes, 1, _ROUTER, asked.mamba_ratio, host_bytes=asked.host_bytes)
-    weight_bytes = inputs.model.num_parameters * inputs.model.storage.weight_itemsize
+    weight_bytes = inputs.model.weight_bytes
     left = asked.memory_bytes + weight_bytes // num_ranks - weight_bytes
     # The smallest request of one rank takes what all ranks together take for it, or less.
     if left < num_ranks * advice.request_bytes[0]:

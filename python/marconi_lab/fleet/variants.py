@@ -127,4 +127,4 @@ def require_keys(variants: tuple[Variant, ...], trace: Trace) -> None:
     """Raise `ValueError` where a variant's key is the session and the trace names none."""
     by_session = [variant.name for variant in variants if variant.key is Key.SESSION]
     if by_session and all(request.session < 0 for request in trace.requests):
-        raise ValueError(f"--router {by_session[0]}: the trace {trace.name!r} names no sessions; use sticky-hash")
+        raise ValueError(f"--router {by_session[0]}: the trace must name sessions, got {trace.name!r}; use sticky-hash")

@@ -60,7 +60,7 @@ class Future:
             return expected
         index = self._index_of.get(name)
         if index is None:
-            raise ValueError(f"request {expected} is not the trace's; hindsight is for the trace it was made of")
+            raise ValueError(f"request {expected} must be one of the trace that hindsight was made of, got another")
         return index
 
     def prefix(self, path: bytes, num_tokens: int, namespace: int = 0) -> Prefix | None:

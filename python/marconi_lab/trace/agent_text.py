@@ -24,7 +24,7 @@ from marconi.replay.trace.base import (
     placed,
     request_of,
 )
-from marconi.replay.trace.decode import Decoder, Microseconds
+from marconi.replay.trace.decode import Microseconds, RecordDecoder
 from marconi.replay.trace.source import Source
 from marconi.replay.trace.tokens import ESTIMATED, tokenizer
 
@@ -36,7 +36,7 @@ class _Call(msgspec.Struct):
     output: str
 
 
-_decoded = Decoder(_Call)
+_decoded = RecordDecoder(_Call)
 
 
 def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.arrivals import ANSWER_TOKENS_PER_S
 from marconi.replay.trace.base import BadRecord, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged
-from marconi.replay.trace.decode import Decoder, PromptTokens, Tokens, check_order, shown
+from marconi.replay.trace.decode import PromptTokens, RecordDecoder, Tokens, check_order, shown
 from marconi.replay.trace.identity import MAX_ID
 from marconi.replay.trace.source import Source
 
@@ -43,7 +43,7 @@ class _Row(msgspec.Struct):
     GeneratedTokens: Tokens
 
 
-_decoded = Decoder(_Row)
+_decoded = RecordDecoder(_Row)
 
 
 class _Call(NamedTuple):

@@ -22,8 +22,8 @@ from marconi.replay.trace.decode import (
     MAX_INTEGER,
     BlockHash,
     Count,
-    Decoder,
     PromptTokens,
+    RecordDecoder,
     Seconds,
     Tokens,
     check_num_blocks,
@@ -49,7 +49,7 @@ class _Line(msgspec.Struct):
             raise BadRecord(f"parent_chat_id must be another than chat_id, got {self.chat_id} for both")
 
 
-_decoded = Decoder(_Line)
+_decoded = RecordDecoder(_Line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ from marconi.replay.trace.arrivals import session_starts
 from marconi.replay.trace.base import BadRecord, Half, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import (
     MAX_INTEGER,
-    Decoder,
     Id,
     Milliseconds,
     PromptTokens,
+    RecordDecoder,
     Seconds,
     Tokens,
     check_num_blocks,
@@ -79,7 +79,7 @@ class _File(msgspec.Struct):
     requests: list[_Request | _Streamed | _Subagent]
 
 
-_decoded = Decoder(_File, {"hash_id_scope": "'local'", "type": "n, s or, not within itself, subagent"})
+_decoded = RecordDecoder(_File, {"hash_id_scope": "'local'", "type": "n, s or, not within itself, subagent"})
 
 
 @dataclass(frozen=True, slots=True)

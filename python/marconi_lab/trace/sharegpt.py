@@ -18,7 +18,7 @@ import numpy as np
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.arrivals import SESSION_RATE, Pace, session_starts
 from marconi.replay.trace.base import BadRecord, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged
-from marconi.replay.trace.decode import Decoder, shown
+from marconi.replay.trace.decode import RecordDecoder, shown
 from marconi.replay.trace.source import Document, Source
 from marconi.replay.trace.tokens import ESTIMATED, Tokenizer, tokenizer
 from marconi_lab.trace import array
@@ -44,7 +44,7 @@ class _Conversation(msgspec.Struct):
     conversations: list[_Message]
 
 
-_decoded = Decoder(_Conversation)
+_decoded = RecordDecoder(_Conversation)
 
 
 def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:

@@ -35,7 +35,7 @@ def test_the_page_has_a_frame_for_every_rank() -> None:
             assert requests.body.decode() == "b: /marconi/requests?dp_rank=0, no key"
             for index in ("2", "-1", "x", "00000000000000000000009"):
                 refused = await home.get(f"/router/ui/{index}/page")
-                assert (refused.status, "ranks are numbered from 0 to 1" in refused.message) == (404, True)
+                assert (refused.status, "the rank must be 0 to 1, got" in refused.message) == (404, True)
 
     run(story())
 

@@ -36,7 +36,7 @@ def ids(reader: TokenizingReader, body: dict[str, Any] = ASKED) -> list[int]:
 
 
 def test_no_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none: must be a model's folder$"):
+    with pytest.raises(ValueError, match=r"the tokenizer must be a model's folder, got .*none$"):
         TokenizingReader.of(tmp_path / "none")
 
 

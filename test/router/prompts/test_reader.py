@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="the router extra is not installed: p
 from marconi.events.base import KvStored
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
-from marconi.events.tree_log import ROOT, Held, Tenant, TreeLog
+from marconi.events.tree_log import ROOT, KeptKv, Tenant, TreeLog
 from marconi.router.dispatch import prompt_of
 from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, PromptKind, Reading
 from marconi.router.prompts.reader import TokenizingReader
@@ -267,7 +267,9 @@ def test_blocks_of_a_prompt_hash_as_its_worker_tells_them(reader: TokenizingRead
 
     log = TreeLog()
     mirror = Mirror(log, block_tokens, "m")
-    log.changes.append(Held(1, ROOT, array("q", reading.ids).tobytes(), Tenant(reading.extra_key, reading.cache_salt)))
+    log.changes.append(
+        KeptKv(1, ROOT, array("q", reading.ids).tobytes(), Tenant(reading.extra_key, reading.cache_salt))
+    )
     assert len(list(mirror.drain())) > 0
     told = [event for event in mirror.held() if isinstance(event, KvStored)]
     hashes = [each for event in told for each in event.block_hashes]

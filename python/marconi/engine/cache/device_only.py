@@ -99,7 +99,7 @@ class DeviceOnlyCore(UnifiedTreeCoreInterface):
         return DriveHostEvictionResult()
 
     def evict_excess_path_states(self, *_: Any) -> None:
-        """Do nothing: states are evicted by worth, so `--mamba-max-states-per-path` has no effect (`support.py`)."""
+        """Do nothing: `--mamba-max-states-per-path` has no effect on eviction by worth (`launch/support.py`)."""
 
     def finish_load_back(self, anchor_node_id: int) -> None:
         """Nothing is loaded back."""

@@ -75,11 +75,11 @@ class DevicePools:
         return self.amounts(self.token_to_kv_pool_allocator.available_size(), slots.schedulable_available_size())
 
     def amounts(self, num_tokens: int, num_states: int) -> Mapping[Need, int]:
-        """The part of it that so many tokens and states take."""
+        """The amount of each that `num_tokens` and `num_states` take."""
         return {Need.KV: num_tokens, Need.STATE: num_states}
 
     def room_for(self, num_tokens: int, num_states: int) -> tuple[EvictParams, Targets] | None:
-        """An eviction, as SGLang would ask for it, after which so many tokens and states are free; None if they are."""
+        """An eviction in SGLang's words after which `num_tokens` and `num_states` are free; None if they are now."""
         wanted = {ComponentType.FULL: num_tokens, ComponentType.MAMBA: num_states}
         num_free = self.num_free
         free = {ComponentType.FULL: num_free[Need.KV], ComponentType.MAMBA: num_free[Need.STATE]}
@@ -95,7 +95,7 @@ class DevicePools:
         return False
 
     def can_lend(self, num_tokens: int, num_states: int) -> bool:
-        """True if so many tokens and states, which are free, can be lent now."""
+        """True if `num_tokens` and `num_states`, which are free, can be lent now."""
         return True
 
     # Slots
@@ -108,21 +108,21 @@ class DevicePools:
         """Memory that requests take before the states of the next prefill, of `reqs`, join the tree.
 
         `num_locked` states are locked now. SGLang takes slots for `reqs` in `mem_cache/allocation.py:
-        ensure_mamba_capacity`, and a page beyond the KV of each.
+        ensure_mamba_capacity`.
         """
         pool = self.req_to_token_pool
-        page = self.token_to_kv_pool_allocator.page_size
         num_tracking = pool.mamba_initial_tracking_slots
         batch = [
             Missing(
-                len(req.full_untruncated_fill_ids) - req.prefix_len + page,
+                len(req.full_untruncated_fill_ids) - req.prefix_len,
                 (not req.kv.holds_mamba) + (num_tracking if req.kv.mamba_ping_pong_track_buffer is None else 0),
                 req.kv.cache_protected_len > 0,
             )
             for req in reqs
         ]
         num_free = pool.available_size() - sum([req.kv.req_pool_idx is None for req in reqs])
-        return reserved(batch, Rows(pool.size, num_free, 1 + num_tracking, num_locked), self.are_slots_shared)
+        page = self.token_to_kv_pool_allocator.page_size
+        return reserved(batch, Rows(pool.size, num_free, 1 + num_tracking, num_locked, page), self.are_slots_shared)
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """True if a slot beyond `reserved` is free once everything `evictable` is evicted."""

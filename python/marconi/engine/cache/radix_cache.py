@@ -71,7 +71,7 @@ from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
-from marconi.engine.int8.pools import Int8Pools
+from marconi.engine.int8.pools import Int8DevicePools
 from marconi.engine.joint.pools import JointMemory, JointPools
 from marconi.engine.launch.flags import Explain, Flags
 from marconi.engine.launch.policies import JUDICIOUS, PolicyChoice, hybrid_cache
@@ -171,15 +171,13 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.moments = Moments(self.clock)
         """Numbers the steps of requests that ask for an explanation."""
         self.log, self.publisher, self.recorder = around.log, around.publisher, around.recorder
-        self.split, self.vocab_size = around.split, around.vocab_size
+        self.split, self.vocab_size, self.event_recorder = around.split, around.vocab_size, around.kv_events
         self.load_reporter: LoadReporter | None = None
         """Tells routers the load, where there is a publisher."""
         self.latency = LearnedLatency(costs.flops)
         self.explanations = Explanations(self.latency, costs.flops)
         self.pools = pools_of(params, around.forward_stream)
         super().__init__(params)
-        if around.kv_events is not None:
-            self.tree_core.kv_events = around.kv_events
         if self.publisher is not None:
             self.load_reporter = LoadReporter(self, self.publisher.publish_load)
         if params.enable_session_radix_cache:
@@ -212,6 +210,10 @@ class MarconiRadixCache(UnifiedRadixCache):
             return hybrid_cache(choice, self.costs, page, ids, memory, self.latency, needs, explains=explains)
 
         return MarconiTreeCore(params, make, self.clock, self.pools.needs, self.log)
+
+    def take_events(self) -> list[Any]:
+        """SGLang's events since the last call."""
+        return [] if self.event_recorder is None else self.event_recorder.take()
 
     def clock(self) -> float:
         """The time of the last tick, in seconds: that of all decisions."""
@@ -728,5 +730,5 @@ def pools_of(params: "CacheInitParams", forward_stream: Any = None) -> DevicePoo
     if memory is not None:
         return JointPools(requests, kv, memory)
     if getattr(requests, "mamba_ckpt_pool", None) is not None:
-        return Int8Pools(requests, kv, forward_stream)
+        return Int8DevicePools(requests, kv, forward_stream)
     return DevicePools(requests, kv)

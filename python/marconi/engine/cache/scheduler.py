@@ -429,7 +429,7 @@ class WaitingRequests:
         self._prompts.expect(req, lease.request, plan.depths)
 
     def arrived(self, req: Any, depth: int) -> None:
-        """The state at `depth` has come, or will not."""
+        """The state at `depth` was written, or will not be."""
         self._prompts.arrived(req, depth)
 
     def expect_nothing(self, req: Any) -> None:

@@ -1,7 +1,7 @@
 """Sessions of SGLang (`--enable-session-radix-cache`) as our cache keeps them (`policy/sessions.py`).
 
     a request with `session_id` or `session_params`    SGLang asks for the session's number and writes it on the request
-    the request's end                                  the cache notes its states itself (`cache.py`)
+    the request's end                                  the cache notes its states itself (`radix_cache.py`)
     `/close_session`, a session's timeout              SGLang releases the session: its own states are demoted
 
 SGLang's own cache first evicts states that no open session refers to. Here an open session protects nothing: a client

@@ -64,7 +64,7 @@ class FirstRank:
     """The rank that acts for all that share its cache: it reads the clock and times prefills."""
 
     def __init__(self, clock: Clock, flops: Callable[[int], float]) -> None:
-        """`flops` is what the prefill of so many tokens takes."""
+        """`flops` returns the FLOPs of a prefill, by its number of tokens."""
         self.clock = clock
         self.latency = LearnedLatency(flops)
         self.faults = Faults()

@@ -21,7 +21,7 @@ from sglang.srt.disaggregation.kv_events import (
     StorageMedium,
     kv_event_namespace_seed,
 )
-from sglang.srt.mem_cache.events import KVCacheEventRecorder
+from sglang.srt.mem_cache.events import KvEventLoraNames
 
 from marconi.events.base import Cleared, KvRemoved, KvStored
 from marconi.events.codec import Published, signed
@@ -33,16 +33,12 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
 
-class KvEventRecorder(KVCacheEventRecorder):
-    """SGLang's recorder, which nothing is recorded in: it takes what a tree's log says."""
+class KvEventRecorder:
+    """In place of SGLang's recorder: its events are those of a tree's log."""
 
     def __init__(self, log: TreeLog, params: "CacheInitParams") -> None:
-        super().__init__(
-            enabled=False,
-            page_size=params.page_size,
-            dynamo_format=params.dynamo_kv_event_format,
-            lora_names=params.kv_event_lora_names,
-        )
+        self._has_dynamo_format = params.dynamo_kv_event_format
+        self._lora_names = params.kv_event_lora_names or KvEventLoraNames()
         self._mirror = Mirror(
             log, params.page_size, has_tokens=True, space_of=self._space_of, adapter_of=self._adapter_of
         )
@@ -75,12 +71,12 @@ class KvEventRecorder(KVCacheEventRecorder):
     def _space_of(self, tenant: Tenant) -> HashSpace:
         """How SGLang's recorder hashes the blocks of `tenant`: without `dynamo`, only adapters have their own."""
         space = HashSpace.of(None, *tenant)
-        if self.dynamo_format:
+        if self._has_dynamo_format:
             return space
-        extra_key = tenant.extra_key if self.lora_names.get(tenant.extra_key) is not None else None
+        extra_key = tenant.extra_key if self._lora_names.get(tenant.extra_key) is not None else None
         return replace(space, seed=kv_event_namespace_seed(extra_key=extra_key, cache_salt=None))
 
     def _adapter_of(self, tenant: Tenant) -> str | None:
-        names, extra_key = self.lora_names, tenant.extra_key
-        name: str | None = names.resolve(extra_key) if self.dynamo_format else names.get(extra_key)
+        names, extra_key = self._lora_names, tenant.extra_key
+        name: str | None = names.resolve(extra_key) if self._has_dynamo_format else names.get(extra_key)
         return name

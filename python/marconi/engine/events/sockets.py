@@ -38,7 +38,7 @@ def require_tellable(flags: Flags, *, num_ranks: int, http_port: int) -> None:
         for rank in range(num_ranks):
             for address in sockets_of(flags.events, rank, num_ranks):
                 if address.port == http_port:
-                    raise ValueError(f"{address} must be another port than the server's own --port")
+                    raise ValueError(f"a port must differ from the server's own --port, got {address}")
                 _require_free(address)
     except ValueError as error:
         of_ranks = f" ({2 * num_ranks} ports from {flags.events.port} on, for {num_ranks} ranks)"

@@ -5,8 +5,8 @@ assertion on a GPU, and every other request in flight is lost with it. The other
 likewise (`docs/requests.md` lists them). What SGLang answers is answered here, too: stop tokens outside the
 vocabulary, which end it beside a request with `min_new_tokens`, are left out, since none is ever generated.
 
-Checkpoints that a request asks for (`hints.py`) are looked at here, too: what makes no sense is refused, and one that
-only wants its prompt cached is made to ask.
+Checkpoints that a request asks for (`http/hints.py`) are looked at here, too: what makes no sense is refused, and one
+that only wants its prompt cached is made to ask.
 
 Put in where a server with our backend resolves its arguments. With `--tokenizer-worker-num` above 1 the workers
 validate in processes of their own, which are not guarded.
@@ -108,7 +108,8 @@ def require_scoring(manager: Any, obj: Any, num_prompt_tokens: int) -> None:
     chunk_tokens = manager.server_args.chunked_prefill_size
     if chunk_tokens is None or chunk_tokens > 0:
         raise ValueError(
-            "token_indices_to_pool is only supported with --chunked-prefill-size -1: SGLang may cut the prompt"
+            "the server's --chunked-prefill-size must be -1 for token_indices_to_pool, got "
+            f"{chunk_tokens}: SGLang may cut the prompt"
         )
     if not positions or any(
         type(position) is not int or not 0 <= position < num_prompt_tokens for position in positions
@@ -117,7 +118,10 @@ def require_scoring(manager: Any, obj: Any, num_prompt_tokens: int) -> None:
             f"token_indices_to_pool must be positions from 0 to {num_prompt_tokens - 1}, got {positions!r:.80}"
         )
     if not obj.return_logprob or obj.logprob_start_len != 0:
-        raise ValueError("token_indices_to_pool is only supported with return_logprob and a logprob_start_len of 0")
+        raise ValueError(
+            "token_indices_to_pool must have return_logprob and a logprob_start_len of 0, got "
+            f"{obj.return_logprob!r:.80} and {obj.logprob_start_len!r:.80}"
+        )
 
 
 def require_overrides(obj: Any) -> None:

@@ -224,7 +224,7 @@ class TieredRadixCache(MarconiRadixCache):
         self._waited_s += time.perf_counter() - start_s
 
     def let_lend(self, num_tokens: int, num_states: int) -> None:
-        """Wait until so many tokens and states, which are free, can be lent; the wait counts as an eviction's."""
+        """Wait until `num_tokens` and `num_states`, which are free, can be lent; the wait counts as an eviction's."""
         if not self.pools.can_lend(num_tokens, num_states):
             self._waited_s = 0.0
             self._let_arrive()
@@ -339,7 +339,7 @@ class TieredRadixCache(MarconiRadixCache):
         return params.host_hit_length, self.tree_core.handle(hosted)
 
     def _make_room(self, request: Request, hosted: Node, num_slots: int) -> Match | None:
-        """Evict until what the device lacks of the path of `hosted` fits, and so many states; None if it cannot."""
+        """Evict until what the device lacks of the path of `hosted` and `num_slots` states fit; None if they cannot."""
         tree = self.tree_core.hybrid.tree
         while True:
             match = tree.match(request.path, hosted.depth, request.namespace)

@@ -118,7 +118,7 @@ class TieredTreeCore(MarconiTreeCore):
         for node_id in node_ids:
             self.tier.finish(self._nodes[node_id])
 
-    # What a store behind the host is asked for (`stored.py`)
+    # What a store behind the host is asked for (`store/cache.py`)
 
     def prefetch_anchor_info(self, node_id: int) -> tuple[None, None]:
         """Every path is asked for from its root."""

@@ -53,7 +53,7 @@ class Loading(Protocol):
         ...
 
     def let_lend(self, num_tokens: int, num_states: int) -> None:
-        """Wait until so many tokens and states, which are free, can be lent."""
+        """Wait until `num_tokens` and `num_states`, which are free, can be lent."""
         ...
 
     def evict_own(self, root: Node, need: Need) -> bool:

@@ -218,12 +218,12 @@ def _distance(serving: Any, request: Any) -> int | None:
     plain = request.model_copy(update={"tools": None, "tool_choice": "none", "response_format": None})
     try:
         invited = rendered(serving, plain, messages[:1], invites=True)
-        gone_on = rendered(serving, plain, messages, invites=True)
+        continued = rendered(serving, plain, messages, invites=True)
     except Exception as error:
         # Whatever a template raises for a conversation that it does not expect: it is learned instead.
         logger.debug("marconi: the template does not say where a next turn resumes: %s", error)
         return None
-    distance = len(invited) - num_common(invited, gone_on)
+    distance = len(invited) - num_common(invited, continued)
     # With media the prompt is text yet.
     return distance if not isinstance(invited, str) and distance <= MAX_DISTANCE else None
 

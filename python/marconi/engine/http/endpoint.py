@@ -1,9 +1,9 @@
 """The routes of a server: what its caches hold and did, why requests missed, a page that draws the trees, and saving.
 
-    GET /marconi             the status of every scheduler's cache                                 (`status.py`)
-    GET /marconi/requests    the latest requests of each, or of one `?dp_rank=`, and why they missed (`explain.py`)
-    GET /marconi/ui          a page for a browser, and what it asks for                            (`picture.py`)
-    POST /marconi/save       write all states to the store behind the host now                     (`store/cache.py`)
+    GET /marconi             the status of every scheduler's cache                               (`reports/status.py`)
+    GET /marconi/requests    the latest requests of each, or of one `?dp_rank=`, and their misses (`reports/explain.py`)
+    GET /marconi/ui          a page for a browser, and the data that it draws                    (`reports/picture.py`)
+    POST /marconi/save       write all states to the store behind the host now                   (`store/cache.py`)
 
 A scheduler adds its cache's status, with its data-parallel rank, to the internal state that SGLang's HTTP process asks
 it for; a route, in that process, gives those parts alone, by rank. What else the cache has to say is added only to an

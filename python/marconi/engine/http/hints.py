@@ -1,8 +1,8 @@
 """Checkpoints where the program asks, from a request's `custom_params` to its plan and back to its answer.
 
-    the process that answers HTTP    a hint that makes no sense is refused                       (`request_guard.py`)
+    the process that answers HTTP    a hint that makes no sense is refused                       (`guards/request.py`)
                                      the end of a prompt that is only there to be cached is asked for
-    the scheduler                    the positions join the plan of the prefill                  (`scheduler.py`)
+    the scheduler                    the positions join the plan of the prefill                  (`cache/scheduler.py`)
                                      those without a slot are counted
     the process that answers HTTP    the answer's meta-information says what became of them
 

@@ -31,7 +31,7 @@ from marconi.lifecycle.pools import Amount
 from marconi.tree import Freed, Node
 
 
-class Int8Pools(DevicePools):
+class Int8DevicePools(DevicePools):
     """States of the tree in int8, those of requests in full precision."""
 
     are_slots_shared = False

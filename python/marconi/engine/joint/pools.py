@@ -74,7 +74,7 @@ class JointMemory:
         return gate is not None and not gate()
 
     def bytes_of(self, num_tokens: int, num_states: int) -> int:
-        """Bytes of so many tokens and states."""
+        """Bytes of `num_tokens` and `num_states`."""
         return num_tokens * self.kv_bytes_per_token + num_states * self.state_bytes
 
 
@@ -99,7 +99,7 @@ class JointPools(DevicePools):
         return {Need.BYTES: self.memory.num_free_bytes}
 
     def amounts(self, num_tokens: int, num_states: int) -> Mapping[Need, int]:
-        """Bytes of so many tokens and states."""
+        """Bytes of `num_tokens` and `num_states`."""
         return {Need.BYTES: self.memory.bytes_of(num_tokens, num_states)}
 
     def room_for(self, num_tokens: int, num_states: int) -> tuple[EvictParams, Targets] | None:

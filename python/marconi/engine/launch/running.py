@@ -5,7 +5,7 @@
 
 SGLang counts as it sizes its pools, before a cache exists (`sizing.py`). If a server with more requests at once than
 SGLang would run stops planning, there are too few slots to track: `may_track` is False, and the cache keeps the ends of
-answers alone (`cache.py`).
+answers alone (`cache/radix_cache.py`).
 
 Source: `srt/mem_cache/kv_cache_configurator.py:resolve_max_num_reqs`.
 """
@@ -45,7 +45,7 @@ def may_track(num_requests: int, num_slots: int, num_tracking: int) -> bool:
     return num_requests * (RUNNING_SLOTS + num_tracking) <= num_slots
 
 
-def said_of(num_requests: int, num_slots: int, num_tracking: int) -> str | None:
+def excess_note(num_requests: int, num_slots: int, num_tracking: int) -> str | None:
     """How many requests run at once, in a line; None where SGLang would run as many."""
     if may_track(num_requests, num_slots, num_tracking):
         return None

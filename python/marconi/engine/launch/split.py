@@ -9,7 +9,7 @@ One pool lends bytes to whichever side is short, so no ratio can be wrong for th
 
 Whether SGLang serves one pool depends on backends, formats and parallelism that it resolves itself. So a copy of the
 arguments is resolved with the flag, and held against this cache's own reasons (`support.py`), by the facts that the
-model's configuration gives (`check/model.py`).
+model's configuration gives (`model.py`).
 """
 
 import copy
@@ -60,7 +60,7 @@ def choose(server_args: Any) -> None:
         setattr(server_args, _SAID, divided or ONE_POOL)
 
 
-def said_of(server_args: Any) -> str | None:
+def memory_note(server_args: Any) -> str | None:
     """How memory was divided and why, in a line; None where the operator divided it."""
     line: str | None = getattr(server_args, _SAID, None)
     return line

@@ -107,7 +107,7 @@ class Unsupported(Setting):
 
     __slots__ = ()
 
-    def said_of(self, launch: Launch) -> str | None:
+    def line_for(self, launch: Launch) -> str | None:
         """The line for `launch`; None if that does not ask for it."""
         given = self.given_in(launch.server_args)
         if given is None:
@@ -124,7 +124,7 @@ class Refused(NamedTuple):
     when: Condition
     line: str
 
-    def said_of(self, launch: Launch) -> str | None:
+    def line_for(self, launch: Launch) -> str | None:
         """The line for `launch`; None unless the condition holds."""
         if not self.when(launch):
             return None
@@ -417,7 +417,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
 
 def _lines(rows: Iterable[Unsupported | Refused], launch: Launch) -> Iterator[str]:
     for row in rows:
-        if line := row.said_of(launch):
+        if line := row.line_for(launch):
             yield line
 
 

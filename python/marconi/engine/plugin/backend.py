@@ -1,7 +1,8 @@
 """The factory behind `--radix-cache-backend marconi`.
 
 A model without recurrent layers has nothing that this project adds to, and gets the cache that SGLang itself would
-build. A hybrid one gets `MarconiRadixCache` (`cache.py`), on the tree core of `core/`.
+build. A hybrid one gets `MarconiRadixCache` (`cache/radix_cache.py`), on the tree
+core of `cache/tree_core.py`.
 """
 
 import logging
@@ -108,13 +109,13 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         if ends is EndStateSource.LEFT:
             warm_up_drafts(requests, max_accepted(arguments))
 
-    divided = split.said_of(ctx.server_args)
+    divided = split.memory_note(ctx.server_args)
 
     def make(params: "CacheInitParams") -> MarconiRadixCache:
         first_rank = None
         if is_first_rank():
             num_slots = get_schedule().max_mamba_cache_size
-            at_once = None if facts.has_int8_checkpoints else running.said_of(num_requests, num_slots, num_tracking)
+            at_once = None if facts.has_int8_checkpoints else running.excess_note(num_requests, num_slots, num_tracking)
             for note in (divided, at_once, *notes(ctx.server_args)):
                 if note is not None:
                     logger.info("marconi: %s", note)

@@ -1,6 +1,6 @@
 """A state to keep of a prefill, and the two ways to write it.
 
-    scheduler    plans `Checkpoint`s and hangs them on its batch (`../scheduler.py`)
+    scheduler    plans `Checkpoint`s and hangs them on its batch (`cache/scheduler.py`)
     runner       leaves them with the linear backend, for the batch that it makes of it (`hooks.py`)
     backend      chooses a `CheckpointWriter` for the batch, with its metadata, once for all layers
     layer        runs `CheckpointWriter.run`; each layer that has written a checkpoint is counted on it

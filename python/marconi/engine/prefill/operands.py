@@ -34,7 +34,7 @@ def _keep_windows(layer: RunningLayer, x: Tensor, states: StateSlots | None) -> 
         # KDA's pool keeps the window before the channels.
         pool = pool.transpose(-1, -2)
     inside = layer.inside
-    short_conv.checkpoint(x.T, states=states if inside.goes_on_from_windows else None, spans=inside.windows, pool=pool)
+    short_conv.checkpoint(x.T, states=states if inside.continues_windows else None, spans=inside.windows, pool=pool)
     layer.has_windows = True
 
 
@@ -74,7 +74,7 @@ def before_convolution(x: Tensor, *_: Any, **kwargs: Any) -> None:
     layer = running_any()
     if layer is not None and not layer.has_windows:
         states = None
-        if layer.inside.goes_on_from_windows:
+        if layer.inside.continues_windows:
             has_initial_state = kwargs["has_initial_state"]
             if has_initial_state is None:
                 has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)

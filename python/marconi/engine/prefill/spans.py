@@ -41,8 +41,11 @@ from sgl_kernel_ext.checkpoints import (
 )
 
 FLA_CHUNK_SIZE: Final = 64
-"""Tokens in a chunk of SGLang's kernels for the gated delta rule and KDA (`fla/chunk_delta_h.py`), and of FlashInfer's,
-which leaves states after every so many whole ones (`gdn_prefill.py`, `checkpoint_every_n_tokens`)."""
+"""Tokens in a chunk of SGLang's kernels for the gated delta rule and KDA, and of FlashInfer's.
+
+FlashInfer's kernel leaves states after every multiple of whole chunks that it is asked for. Sources:
+`sglang/kernels/ops/attention/fla/chunk_delta_h.py`; `flashinfer/gdn_prefill.py`, `checkpoint_every_n_tokens`.
+"""
 MAX_ROWS_BYTES: Final = 64 << 20
 """Bytes of the states that FlashInfer is asked for in one layer. A Hopper card writes the 2 MiB of a row of Qwen3-Next
 in the time in which `advance` takes in some three tokens, so about so many rows cost as much as the longer walks
@@ -160,8 +163,8 @@ class Inside:
     checkpoints: tuple[Checkpoint, ...]
     windows: Spans
     """The inputs that the convolution's window at each takes in."""
-    goes_on_from_windows: bool
-    """True if any of them is fewer than a window has."""
+    continues_windows: bool
+    """True if a window continues that of the prefix: its inputs do not fill it."""
     states: Spans
     """The tokens from a chunk's start to each."""
     chunk_ends: ChunkEnds | None

@@ -13,8 +13,8 @@ _CAPTURED_IN_SEGMENTS: Final = frozenset({"FalconH1ForCausalLM"})
 """Models whose recurrent layers lie inside the segments of a breakable prefill graph.
 
 SGLang keeps that graph for a model in whose every layer it finds attention, and these have Mamba-2 beside it, with no
-break around it (`models/falcon_h1.py`; `layer_setup.py:compute_attention_and_moe_layers`). A replay runs it on the
-sequences and the slots of the capture, and no hook runs.
+break around it (`models/falcon_h1.py`; `model_executor/model_runner_components/layer_setup.py`,
+`compute_attention_and_moe_layers`). A replay runs it on the sequences and the slots of the capture, and no hook runs.
 """
 
 

@@ -27,7 +27,10 @@ from sgl_kernel_ext import warm_up
 from sgl_kernel_ext.launch import runs_kernels
 
 _CHUNKS_OF_KDA: Final = (1, 33, 129)
-"""Batches of so many chunks are compiled for one by one (`fla/chunk_delta_h.py`, `NT_BUCKET`)."""
+"""Numbers of chunks in the batches that are compiled for one by one.
+
+Source: `sglang/kernels/ops/attention/fla/chunk_delta_h.py`, `NT_BUCKET`.
+"""
 
 logger = logging.getLogger(__name__)
 

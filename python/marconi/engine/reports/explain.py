@@ -5,8 +5,8 @@
                                                   with the hash by which the page finds its prefix (`trail.py`)
 
 The causes are those of `policy/misses.py`. An explanation travels to the process that answers HTTP as the other reports
-on a request do (`hints.py`). Seconds are those of the prefill, as this server learned them (`learned_latency.py`): the
-parts of a prefill add up to it, and its overhead counts for the last token.
+on a request do (`http/hints.py`). Seconds are those of the prefill, as this server learned them
+(`model/learned_latency.py`): the parts of a prefill add up to it, and its overhead counts for the last token.
 
 Owner: the scheduler's thread.
 """

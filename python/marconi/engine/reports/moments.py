@@ -11,9 +11,9 @@
 and what came with it that a plan depends on: the positions that it named, and how far before its end its template's
 next turn leaves it.
 
-The cache's time stands still between two ticks (`tick.py`), within which many steps are done: moments are numbered.
-Each step of decoding takes memory for all requests that have been prefilled and not ended, and only the number of steps
-is reported, with each moment.
+The cache's time stands still between two ticks (`cache/tick.py`), within which many steps are done: moments are
+numbered. Each step of decoding takes memory for all requests that have been prefilled and not ended, and only the
+number of steps is reported, with each moment.
 
 Owner: the scheduler's thread.
 """

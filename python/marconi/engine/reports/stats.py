@@ -137,7 +137,7 @@ class CacheStats:
         """Requests that ended in a run of accepted drafts, whose last state is not that of their end."""
 
     def evicted(self, waited_s: float) -> None:
-        """An eviction above a host tier has ended, and has waited so long for copies to the host."""
+        """An eviction above a host tier has ended, after waiting `waited_s` for copies to the host."""
         self.num_evictions += 1
         self.num_waits += waited_s > 0
         self.waited_s += waited_s

@@ -37,7 +37,7 @@ _BYTES_AT_ONCE: Final = 1 << 25
 
 
 @dataclass(slots=True)
-class Traffic:
+class ObjectTraffic:
     """Objects that were read or written."""
 
     num_objects: int = 0
@@ -73,7 +73,7 @@ class SealedStore:
         self._weigh: Callable[[], Weights] | None = None
         self._weights: Weights | None = None
         self._identity: str | None = None
-        self.read, self.written = Traffic(), Traffic()
+        self.read, self.written = ObjectTraffic(), ObjectTraffic()
         self.num_damaged = 0
         self.open(backend)
 

@@ -93,8 +93,8 @@ class Config:
         kinds = self.sequence(*names)
         if self.has("num_hidden_layers") and len(kinds) != self.integer("num_hidden_layers"):
             raise ValueError(
-                f"{self.source}: {names[0]} has {len(kinds)} entries for {self.integer('num_hidden_layers')} layers "
-                "(num_hidden_layers)"
+                f"{self.source}: {names[0]} must have {self.integer('num_hidden_layers')} entries "
+                f"(num_hidden_layers), got {len(kinds)}"
             )
         return kinds
 

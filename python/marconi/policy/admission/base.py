@@ -30,7 +30,7 @@ class Admission(Protocol):
 
     @property
     def grid_tokens(self) -> int:
-        """Depths are multiples of so many tokens."""
+        """Depths are multiples of this many tokens."""
         ...
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:

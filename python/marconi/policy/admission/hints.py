@@ -29,17 +29,19 @@ def hints_of(value: object, num_prompt_tokens: int) -> Hints:
     """
     must = f"must be a list of integers from 1 to {num_prompt_tokens}, the prompt's length, or -1 for its end"
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{must}, got {_shown(value)}")
+        raise ValueError(f"{must}, got {shown(value)}")
     positions = set()
     for index, position in enumerate(value):
         # A boolean is an integer to Python, and to nobody who writes one.
         if type(position) is not int or not (1 <= position <= num_prompt_tokens or position == END):
-            raise ValueError(f"{must}, got {_shown(position)} at {index}")
+            raise ValueError(f"{must}, got {shown(position)} at {index}")
         positions.add(num_prompt_tokens if position == END else position)
     rising = sorted(positions)
     return Hints(tuple(rising[:MAX_HINTS]), tuple(rising[MAX_HINTS:]))
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def shown(value: object) -> str:
+    """`value` as a message shows it, cut where it is long."""
+    # The head of a long list says enough.
+    text = repr(value[:20] if isinstance(value, list) else value)
     return text if len(text) <= 40 else f"{text[:40]}..."

@@ -77,7 +77,7 @@ class Conversations:
         """The conversation that `node` belongs to; None if it is not known to be held."""
         return self._of.get(node)
 
-    def goes_on_from(self, node: NodeView) -> Conversation | None:
+    def ending_at(self, node: NodeView) -> Conversation | None:
         """The conversation whose deepest held state `node` is, if any."""
         conversation = self._of.get(node)
         return conversation if conversation is not None and conversation.states[-1] is node else None
@@ -87,7 +87,7 @@ class Conversations:
         if node in self._of:
             return None
         before = node.state_above
-        conversation = None if before is None else self.goes_on_from(before)
+        conversation = None if before is None else self.ending_at(before)
         if conversation is None:
             conversation = Conversation()
         self._of[node] = conversation

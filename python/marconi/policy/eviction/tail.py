@@ -60,7 +60,7 @@ class TailEviction(TailOptimizedEviction):
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Note by how much the prompt is longer than the conversation that it continues."""
-        conversation = None if lease.match.source is None else self.conversations.goes_on_from(lease.match.source)
+        conversation = None if lease.match.source is None else self.conversations.ending_at(lease.match.source)
         if conversation is None:
             return
         grown = lease.request.num_prompt_tokens - conversation.num_tokens

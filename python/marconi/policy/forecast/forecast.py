@@ -45,7 +45,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from marconi.policy.base import NodeView, PlannedState, Role
-from marconi.policy.forecast.hazard import Floats, HazardModel, Seen, Shape, rounded, waiting_index
+from marconi.policy.forecast.hazard import Floats, HazardModel, Observations, Shape, rounded, waiting_index
 from marconi.policy.forecast.turns import DivergenceWindow, Turns, end_below
 from marconi.policy.request import Lease, Request
 
@@ -177,14 +177,14 @@ class Lives:
             self.used[slot] = used
             self._serials[slot] = None
 
-    def seen(self, now_s: float) -> Seen:
+    def seen(self, now_s: float) -> Observations:
         """Every life, as it is at `now_s`, until the next report."""
         num, num_factors = len(self), self._num_factors
         began_s, ended_s = np.frombuffer(self.began_s)[:num], np.frombuffer(self.ended_s)[:num]
         ages_s = np.maximum(np.where(np.isnan(ended_s), now_s, ended_s) - began_s, 1e-3)
         levels = np.frombuffer(self.levels, np.uint8)[: num * num_factors].reshape(num, num_factors)
         strata, used = np.frombuffer(self.strata, np.int64), np.frombuffer(self.used, np.bool_)
-        return Seen(strata[:num], levels.astype(np.int64), used[:num], ages_s)
+        return Observations(strata[:num], levels.astype(np.int64), used[:num], ages_s)
 
 
 class Forecast:
@@ -236,7 +236,7 @@ class Forecast:
                 if used.serial in self._traits:
                     self._traits.move_to_end(used.serial)
 
-    def _fitted(self, seen: Seen) -> Iterator[None]:
+    def _fitted(self, seen: Observations) -> Iterator[None]:
         yield from self._model.fit(seen)
         self._weights.clear()
         self.index = waiting_index(self._model.baseline)

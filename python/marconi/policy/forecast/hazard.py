@@ -79,7 +79,7 @@ LEVEL_EVENTS: Final = 12.0
 NUM_ROUNDS: Final = 2
 
 
-class Seen(NamedTuple):
+class Observations(NamedTuple):
     """The observations of lives, [life] each."""
 
     strata: Ints
@@ -118,7 +118,7 @@ class HazardModel:
         self.multipliers: list[list[list[float]]] = [rounded(weights).tolist() for weights in self.weights]
         """The weights as they are looked up."""
 
-    def fit(self, seen: Seen) -> Iterator[None]:
+    def fit(self, seen: Observations) -> Iterator[None]:
         """Estimate everything from what was seen, the factors from where they stood before, a step at a time.
 
         Only the first step reads the strata and uses of `seen`. The multipliers change in

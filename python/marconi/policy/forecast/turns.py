@@ -16,7 +16,8 @@ stays) and for others; a name space with fewer than `MIN_OWN` uses the distances
 they are outnumbered:
 
     one at 0, a little less at 1, a part at each cold distance      if nothing is known of the template
-    two at the distance                                             if the template is known (`chat_template.py`)
+    two at the distance                                             if the template is known
+                                                                    (`engine/http/chat_template.py`)
 
 With n(d) of n in all at distance d, of which m are beyond 0, a prompt leaves states at
 
@@ -79,7 +80,7 @@ _SHARE: Final = 1 / 4
 _COLD_SHARE: Final = 1 / 8
 _MIN_SEEN: Final = 2
 _MAX_STEPS: Final = 64
-_GONE_ON, _LEFT = 0, 1
+_CONTINUED, _LEFT = 0, 1
 
 _KeyT = TypeVar("_KeyT")
 
@@ -105,8 +106,8 @@ class Turns:
         if left_by is None or distance is None:
             return None
         self._observe_closing(end_below(lease.match.last), distance)
-        _counted(self._of, (lease.request.namespace, left_by.went_on), MAX_NAMESPACES).add(distance)
-        self._all[left_by.went_on].add(distance)
+        _counted(self._of, (lease.request.namespace, left_by.continued), MAX_NAMESPACES).add(distance)
+        self._all[left_by.continued].add(distance)
         return distance
 
     def next_turn(self, lease: Lease, known_distance: int | None = None) -> list[int]:
@@ -137,11 +138,11 @@ class Turns:
         if not furthest and left_by.closing != NO_CLOSING:
             closings = self._closings.get(left_by.closing)
             if closings is not None and len(closings.last) >= MIN_CLOSINGS:
-                return closings.counts.get(_GONE_ON, 0) / len(closings.last)
+                return closings.counts.get(_CONTINUED, 0) / len(closings.last)
         # `_window`, without a call for each rank.
-        window = self._of.get((left_by.namespace, left_by.went_on))
+        window = self._of.get((left_by.namespace, left_by.continued))
         if window is None or len(window.last) < MIN_OWN:
-            window = self._all[left_by.went_on]
+            window = self._all[left_by.continued]
         share = window.shares.get((nearest, furthest))
         return window.share(nearest, furthest) if share is None else share
 
@@ -155,7 +156,7 @@ class Turns:
         distance, end = self.distance(lease), lease.match.last.left_by
         if distance is None or end is None:
             return False
-        counts = self._window(end.namespace, end.went_on).counts
+        counts = self._window(end.namespace, end.continued).counts
         return counts.get(distance, 0) >= max(_MIN_SEEN, _SHARE * sum(counts.values()))
 
     def parts_at(self, lease: Lease, depth: int) -> bool:
@@ -188,8 +189,8 @@ class Turns:
         own = self._near_end(end_below(node), left_by.num_prompt_tokens)
         for each in own:
             if each.left_by is not None:
-                num_prompt_tokens, went_on, closing, namespace, _ = each.left_by
-                each.left_by = LeftBy(num_prompt_tokens, went_on, closing, namespace, is_open=False)
+                num_prompt_tokens, continued, closing, namespace, _ = each.left_by
+                each.left_by = LeftBy(num_prompt_tokens, continued, closing, namespace, is_open=False)
         return own
 
     def _near_end(self, node: Node, num_prompt_tokens: int) -> list[Node]:
@@ -203,9 +204,9 @@ class Turns:
             above = above.parent
         return found
 
-    def _window(self, namespace: int, went_on: bool) -> "_Window":
-        window = self._of.get((namespace, went_on))
-        return self._all[went_on] if window is None or len(window.last) < MIN_OWN else window
+    def _window(self, namespace: int, continued: bool) -> "_Window":
+        window = self._of.get((namespace, continued))
+        return self._all[continued] if window is None or len(window.last) < MIN_OWN else window
 
     def distance(self, lease: Lease) -> int | None:
         """How far before an earlier prompt's end the request diverges from it, in tokens; 0 if it continues the answer.
@@ -231,7 +232,7 @@ class Turns:
         """Count the closing of the answer that was continued, or of the last one below where its prompt was left."""
         if end.left_by is None or end.left_by.closing == NO_CLOSING or (distance and end.children):
             return
-        _counted(self._closings, end.left_by.closing, MAX_CLOSINGS).add(_LEFT if distance else _GONE_ON)
+        _counted(self._closings, end.left_by.closing, MAX_CLOSINGS).add(_LEFT if distance else _CONTINUED)
 
 
 def end_below(last: Node) -> Node:

@@ -7,8 +7,8 @@ strategy extra_buffer` (`ExtraBuffer`):
 - a forward over the tokens from p to e keeps the state at p + floor((e - p) / grid) * grid, counted from its own
   start, if that is beyond p (`_mamba_radix_cache_v2_req_prepare_for_extend`);
 - the branch point, the longest prefix whose KV is held rounded down to the grid, displaces it in the forward that
-  reaches past it, if it lies on the grid as counted from p (`unified_cache/components/mamba.py`). Ghosts are not
-  consulted: upstream remembers no prefix whose KV was evicted;
+  reaches past it, if it lies on the grid as counted from p (`mem_cache/unified_cache/components/mamba.py`). Ghosts
+  are not consulted: upstream remembers no prefix whose KV was evicted;
 - decoding writes the state at every multiple of lcm(interval, grid) tokens, alternating between two slots, and the
   request inserts only the last of them at its end;
 - a request that ends with its prefill (one output token) leaves the states of its chunks like any other.

@@ -36,7 +36,7 @@ class _Form:
 
 def _chunk_end(interval_tokens: int, grid_tokens: int, chunk_tokens: int) -> Admission:
     if chunk_tokens < grid_tokens:
-        raise ValueError(f"a chunk of {chunk_tokens} tokens never reaches a position on a grid of {grid_tokens}")
+        raise ValueError(f"CHUNK must be at least the grid of {grid_tokens} tokens, got {chunk_tokens}")
     return ExtraBuffer(grid_tokens, interval_tokens, chunk_tokens)
 
 
@@ -69,7 +69,7 @@ def admission_of(text: str, unit_tokens: int) -> Admission:
         raise ValueError(f"an admission must be one of {', '.join(ADMISSIONS)}, got {name!r}")
     if len(given) > len(form.numbers):
         syntax = ":".join((name, *(number for number, _ in form.numbers)))
-        raise ValueError(f"admission {text!r} must be {syntax} or less of it")
+        raise ValueError(f"the admission must be {syntax} or a beginning of it, got {text!r}")
     defaults = [-(-default // unit_tokens) * unit_tokens for _, default in form.numbers]
     try:
         numbers = [_number(part, number, unit_tokens) for part, (number, _) in zip(given, form.numbers, strict=False)]

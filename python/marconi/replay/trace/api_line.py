@@ -17,7 +17,7 @@ import msgspec
 
 from marconi.replay.trace.base import BadRecord
 from marconi.replay.trace.chats import mark
-from marconi.replay.trace.decode import Decoder, Id, Tokens, shown
+from marconi.replay.trace.decode import Id, RecordDecoder, Tokens, shown
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _MEDIA = (
@@ -88,7 +88,7 @@ class Function(msgspec.Struct):
         return True
 
 
-class Call(msgspec.Struct, omit_defaults=True):
+class ToolCall(msgspec.Struct, omit_defaults=True):
     """A tool's call."""
 
     function: Function
@@ -104,7 +104,7 @@ class Message(msgspec.Struct, omit_defaults=True):
     reasoning_content: str | None = None
     reasoning: Any = None
     reasoning_details: Any = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -137,7 +137,7 @@ class Message(msgspec.Struct, omit_defaults=True):
                 yield Message("tool", content, tool_call_id=part.tool_use_id)
                 results += 1
             elif part.type == "tool_use":
-                calls.append(Call(Function(part.name, part.input or {}), part.id))
+                calls.append(ToolCall(Function(part.name, part.input or {}), part.id))
             elif part.type == "thinking":
                 said = part.thinking
                 thinking += said if isinstance(said, str) else "".join(each.text for each in said)
@@ -253,7 +253,7 @@ class Answer(msgspec.Struct):
 
     choices: list[Choice] | None = None
     content: str | list[Part] | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
     usage: Usage | None = None
@@ -385,8 +385,8 @@ def _is_failure(code: Any) -> bool:
     return isinstance(code, int) and code >= 400
 
 
-_kind = Decoder(_Kind)
-line_of: Final = Decoder(Line)
+_kind = RecordDecoder(_Kind)
+line_of: Final = RecordDecoder(Line)
 """The line that JSON holds."""
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.base import BadRecord, Reader, ReadOptions, ReadProgress, SessionNumbers, arranged, request_of
-from marconi.replay.trace.decode import Count, Decoder, Id, PromptTokens, Seconds, Tokens, check_order
+from marconi.replay.trace.decode import Count, Id, PromptTokens, RecordDecoder, Seconds, Tokens, check_order
 from marconi.replay.trace.source import Source
 
 
@@ -31,7 +31,7 @@ class _Line(msgspec.Struct):
                 raise BadRecord(f"num_{which}_tokens must be {found} as {which}_tokens holds, got {said}")
 
 
-_decoded = Decoder(_Line)
+_decoded = RecordDecoder(_Line)
 
 
 def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:

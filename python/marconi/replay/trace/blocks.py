@@ -16,7 +16,7 @@ _ROOT = -1
 def in_blocks(trace: Trace, block_tokens: int) -> Trace:
     """`trace`, whose unit must be a token, in units of `block_tokens`."""
     if trace.unit_tokens != 1:
-        raise ValueError(f"{trace.name} has units of {trace.unit_tokens} tokens, must be a trace of single tokens")
+        raise ValueError(f"{trace.name} must be a trace of single tokens, got units of {trace.unit_tokens} tokens")
     if block_tokens < 1:
         raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
     numbers = DenseIds()

@@ -39,7 +39,7 @@ _WRONG = re.compile(r"Expected (.*?)(?:, got `(.*)`)?")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
-class Decoder(Generic[T]):
+class RecordDecoder(Generic[T]):
     """Decodes records of the struct `kind`; what is not one is a `BadRecord`.
 
     `choices` says, for each field with a fixed set of values, which these are.

@@ -20,9 +20,9 @@ from marconi.replay.trace.base import BadRecord, Half, Reader, ReadOptions, Read
 from marconi.replay.trace.decode import (
     MAX_TOKENS,
     BlockHash,
-    Decoder,
     Milliseconds,
     PromptTokens,
+    RecordDecoder,
     Tokens,
     check_num_blocks,
     check_order,
@@ -44,7 +44,7 @@ class _Line(msgspec.Struct):
     """None where nothing is known of answers."""
 
 
-_decoded = Decoder(_Line)
+_decoded = RecordDecoder(_Line)
 
 
 def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:

@@ -29,7 +29,7 @@ from marconi.replay.trace.base import (
     request_of,
 )
 from marconi.replay.trace.chats import Chats, MediaIds, chats
-from marconi.replay.trace.decode import Decoder, Id, Seconds, Tokens, clock_s, shown
+from marconi.replay.trace.decode import Id, RecordDecoder, Seconds, Tokens, clock_s, shown
 from marconi.replay.trace.identity import MAX_ID, DenseIds
 from marconi.replay.trace.source import Source
 from marconi.replay.trace.tokens import ESTIMATED
@@ -79,8 +79,8 @@ class _Event(msgspec.Struct):
     rid: Any = None
 
 
-_event = Decoder(_Event)
-_finished = Decoder(_Finished)
+_event = RecordDecoder(_Event)
+_finished = RecordDecoder(_Finished)
 
 
 def _read(source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:

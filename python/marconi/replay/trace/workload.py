@@ -35,7 +35,7 @@ class Skewed:
 
     def __post_init__(self) -> None:
         if not (0 <= self.minimum <= self.mean <= self.maximum and math.isfinite(self.sigma) and self.sigma >= 0):
-            raise ValueError(f"{self} must have 0 <= minimum <= mean <= maximum and sigma >= 0")
+            raise ValueError(f"counts must have 0 <= minimum <= mean <= maximum and sigma >= 0, got {self}")
 
     def draw(self, rng: np.random.Generator) -> int:
         """One count."""
@@ -55,7 +55,9 @@ class SystemPrompts:
 
     def __post_init__(self) -> None:
         if self.num_prompts < 0 or self.num_tokens < 0:
-            raise ValueError(f"{self} must have counts of at least 0")
+            raise ValueError(
+                f"num_prompts and num_tokens must be at least 0, got {self.num_prompts} and {self.num_tokens}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,10 @@ class Workload:
         if self.keep_observations is not None and self.keep_observations < 1:
             raise ValueError(f"keep_observations must be at least 1, got {self.keep_observations}")
         if self.first_prompt.minimum < 1 or self.turns.minimum < 1:
-            raise ValueError(f"{self.name}: a session must have a turn and a first prompt of at least one token")
+            raise ValueError(
+                f"{self.name}: turns and first_prompt must have a minimum of at least 1, "
+                f"got {self.turns.minimum} and {self.first_prompt.minimum}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,9 @@ def write(trace: Trace, path: str | os.PathLike[str], format: str) -> None:  # n
 
 def _mooncake(trace: Trace) -> Iterator[dict[str, Any]]:
     numbers = DenseIds()
-    if any(request.namespace for request in trace.requests):
-        raise ValueError(f"{trace.name} has several namespaces, which the format mooncake cannot hold")
+    namespace = next((request.namespace for request in trace.requests if request.namespace), 0)
+    if namespace:
+        raise ValueError(f"{trace.name} must have no namespaces for the format mooncake, got {namespace}")
     for request in trace.requests:
         if trace.unit_tokens == 1:
             hashes = number_prompt_blocks(request, BLOCK_TOKENS, numbers)
@@ -53,7 +54,10 @@ def _mooncake(trace: Trace) -> Iterator[dict[str, Any]]:
             num_blocks = -(-request.num_prompt_tokens // trace.unit_tokens)
             hashes = unpack(request.path)[:num_blocks]
             if len(hashes) < num_blocks:
-                raise ValueError(f"{trace.name} does not name the partial last block of a prompt, as Mooncake must")
+                raise ValueError(
+                    f"{trace.name} must name the partial last block of a prompt for the format mooncake, "
+                    f"got {len(hashes)} of {num_blocks} blocks"
+                )
         yield {
             "timestamp": round(request.arrival_s * 1000),
             "input_length": request.num_prompt_tokens,
@@ -65,13 +69,17 @@ def _mooncake(trace: Trace) -> Iterator[dict[str, Any]]:
 def _artifact(trace: Trace) -> Iterator[dict[str, Any]]:
     if trace.unit_tokens != 1:
         raise ValueError(
-            f"{trace.name} has units of {trace.unit_tokens} tokens, the artifact's format needs single tokens"
+            f"{trace.name} must be a trace of single tokens for the format artifact, "
+            f"got units of {trace.unit_tokens} tokens"
         )
     next_session = 1 + max((request.session for request in trace.requests), default=-1)
     for request in trace.requests:
         tokens = unpack(request.path)
         if len(tokens) != request.num_prompt_tokens + request.num_output_tokens:
-            raise ValueError(f"{trace.name} does not name every token of its outputs, as the artifact's format must")
+            raise ValueError(
+                f"{trace.name} must name every token of its outputs for the format artifact, got "
+                f"{len(tokens)} of {request.num_prompt_tokens + request.num_output_tokens}"
+            )
         session = request.session
         if session < 0:
             session, next_session = next_session, next_session + 1

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import hdrs, web
 
-from marconi.router.gateway.errors import Refusal
+from marconi.router.gateway.errors import HttpRefusal
 
 _SHARED_STATE: Final = ("session_params", "session_id", "previous_response_id")
 """Fields that continue an earlier request, whoever sent it."""
@@ -32,7 +32,7 @@ def require_administrator(request: web.Request, token: str | None, challenge: Ma
     # Compared whole, in constant time, whatever the scheme was.
     is_same = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
     if not (is_same and scheme == "bearer"):
-        raise Refusal(401, "Authorization must be Bearer TOKEN, with the administrator's token", challenge)
+        raise HttpRefusal(401, "Authorization must be Bearer TOKEN, with the administrator's token", challenge)
 
 
 def require_reader(request: web.Request, token: str | None) -> None:
@@ -49,7 +49,7 @@ def require_reader(request: web.Request, token: str | None) -> None:
     except ValueError:
         password = b""
     if not hmac.compare_digest(password, token.encode()):
-        raise Refusal(401, "the password must be the administrator's token", _CHALLENGE)
+        raise HttpRefusal(401, "the password must be the administrator's token", _CHALLENGE)
 
 
 def _authorization(request: web.Request) -> tuple[str, str]:
@@ -62,7 +62,9 @@ def tenant_of(request: web.Request, header: str) -> str:
     """The tenant of a request; a 400 where its header is absent or cannot be one."""
     tenants = request.headers.getall(header, [])
     if len(tenants) != 1 or not tenants[0].strip() or len(tenants[0]) > _MAX_TENANT:
-        raise Refusal(400, f"{header} must be one header of 1 to {_MAX_TENANT} characters, got {len(tenants)} of them")
+        raise HttpRefusal(
+            400, f"{header} must be one header of 1 to {_MAX_TENANT} characters, got {len(tenants)} of them"
+        )
     return tenants[0].strip()
 
 
@@ -70,7 +72,7 @@ def salted(body: Mapping[str, Any], tenant: str) -> dict[str, Any]:
     """`body` in the tenant's own namespace; `ValueError` where it asks for what tenants cannot have."""
     for name in _SHARED_STATE:
         if body.get(name) is not None:
-            raise ValueError(f"{name}: tenants cannot continue what an earlier request left")
+            raise ValueError(f"{name}: tenants must leave it out, since it continues what an earlier request left")
     own = body.get("cache_salt")
     if isinstance(own, list):
         return {**body, "cache_salt": [_salt(tenant, each) for each in own]}

@@ -33,7 +33,7 @@ from marconi import __version__
 from marconi.router.description import worker_url
 from marconi.router.gateway.access import require_administrator, require_reader
 from marconi.router.gateway.checks import HealthChecks
-from marconi.router.gateway.errors import Refusal, error
+from marconi.router.gateway.errors import HttpRefusal, error
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.worker import Rank
@@ -148,7 +148,7 @@ class Admin:
         try:
             worker = self._gateway.add(url)
         except ValueError as known:
-            raise Refusal(409, str(known)) from None
+            raise HttpRefusal(409, str(known)) from None
         self._checks.start(worker)
         return web.json_response({"url": url}, status=202)
 
@@ -156,7 +156,7 @@ class Admin:
         """Handle `DELETE /router/workers`."""
         url = await self._url(request)
         if url not in self._gateway.workers:
-            raise Refusal(404, f"{url}: no worker of this router")
+            raise HttpRefusal(404, f"url must be a worker of this router, got {url}")
         await self._checks.stop(self._gateway.remove(url))
         return web.json_response({"url": url})
 
@@ -164,13 +164,13 @@ class Admin:
         require_administrator(request, self._token)
         if request.content_type != "application/json":
             # A page in the administrator's browser can send other types without a preflight.
-            raise Refusal(400, f"Content-Type must be application/json, got {request.content_type}")
+            raise HttpRefusal(400, f"Content-Type must be application/json, got {request.content_type}")
         try:
             body = await request.json()
             return worker_url(body["url"])
         except (ValueError, KeyError, TypeError, AttributeError) as wrong:
             words = str(wrong) if str(wrong).startswith("worker") else 'the body must be {"url": "http://..."}'
-            raise Refusal(400, words) from None
+            raise HttpRefusal(400, words) from None
 
     async def fleet(self, request: web.Request) -> web.Response:
         """Handle `GET /router/ui`."""
@@ -183,7 +183,7 @@ class Admin:
         require_reader(request, self._token)
         ranks, index = self._ranks(), request.match_info["index"]
         if not (index.isascii() and index.isdigit() and int(index) < len(ranks)):
-            raise Refusal(404, f"{request.path}: ranks are numbered from 0 to {len(ranks) - 1}")
+            raise HttpRefusal(404, f"{request.path}: the rank must be 0 to {len(ranks) - 1}, got {index}")
         rank = ranks[int(index)]
         url = f"{rank.worker.url}{PAGES[request.match_info['page']]}?dp_rank={rank.number or 0}"
         try:

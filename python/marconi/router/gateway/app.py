@@ -32,7 +32,7 @@ from marconi.record import TraceRecorder
 from marconi.router.gateway.admin import PAGES, Admin
 from marconi.router.gateway.checks import HealthChecks, Probes
 from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections, most_connections, running
-from marconi.router.gateway.errors import Refusal, error
+from marconi.router.gateway.errors import HttpRefusal, error
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.stats import Metrics, Record
@@ -117,7 +117,7 @@ async def _errors_in_one_line(request: web.Request, handler: Handler) -> web.Str
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
         return error(413, f"the body must have at most {request.client_max_size} bytes")
-    except Refusal as refused:
+    except HttpRefusal as refused:
         return error(refused.status, str(refused), refused.headers)
     except web.HTTPException as refused:
         headers = {name: refused.headers[name] for name in ("Allow",) if name in refused.headers}

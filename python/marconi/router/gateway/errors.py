@@ -23,7 +23,7 @@ def error_event(status: int, message: str) -> bytes:
     return b"data: " + json.dumps(error_body(status, message)).encode() + b"\n\n"
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """An error to be raised where a request is handled: the server answers with it."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:

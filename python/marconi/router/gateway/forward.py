@@ -30,7 +30,7 @@ from marconi.router.core import RoutedRequest
 from marconi.router.dispatch import Ticket
 from marconi.router.gateway import access
 from marconi.router.gateway.added import RANK, asking_for_state, wanted_rank
-from marconi.router.gateway.errors import Refusal, error, error_event
+from marconi.router.gateway.errors import HttpRefusal, error, error_event
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import (
@@ -80,7 +80,7 @@ class Forwarding:
         try:
             answer = await self._generate(request, record, came_s)
             record.status = answer.status
-        except (Refusal, web.HTTPException) as refused:
+        except (HttpRefusal, web.HTTPException) as refused:
             record.status = refused.status
             raise
         except (asyncio.CancelledError, ConnectionResetError):
@@ -121,9 +121,9 @@ class Forwarding:
                 fields = access.salted(fields, access.tenant_of(request, settings.tenant_header))
                 body = json.dumps(fields).encode()
             except ValueError as wrong:
-                raise Refusal(400, str(wrong)) from None
+                raise HttpRefusal(400, str(wrong)) from None
             except RecursionError:
-                raise Refusal(400, "the body is nested too deeply") from None
+                raise HttpRefusal(400, "the body is nested too deeply") from None
         session = None if settings.session_header is None else request.headers.get(settings.session_header)
         routed = await self._gateway.admit(request.path, fields, len(body), session)
         record.num_prompt_tokens = routed.prompt.num_tokens if routed.is_known else None
@@ -275,9 +275,9 @@ async def _body(request: web.Request, timeout_s: float) -> bytes:
         async with asyncio.timeout(timeout_s):
             return await request.read()
     except TimeoutError:
-        raise Refusal(408, f"the body must come in within {timeout_s:g} s") from None
+        raise HttpRefusal(408, f"the body must come in within {timeout_s:g} s") from None
     except web.RequestPayloadError:
-        raise Refusal(400, "the body must be coded as Content-Encoding and Transfer-Encoding say") from None
+        raise HttpRefusal(400, "the body must be coded as Content-Encoding and Transfer-Encoding say") from None
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def _object(body: bytes) -> dict[str, Any]:
         # As a worker reads it: whole numbers of any size, and NaN.
         fields = json.loads(body)
     except (ValueError, RecursionError) as wrong:
-        raise Refusal(400, f"the body must be JSON: {str(wrong)[:200]}") from None
+        raise HttpRefusal(400, f"the body must be JSON: {str(wrong)[:200]}") from None
     if not isinstance(fields, dict):
-        raise Refusal(400, f"the body must be a JSON object, got a {type(fields).__name__}")
+        raise HttpRefusal(400, f"the body must be a JSON object, got a {type(fields).__name__}")
     return fields

@@ -24,7 +24,7 @@ from marconi.router.core import RoutedRequest, RouterCore
 from marconi.router.description import Description, EventSource
 from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway.added import RANK
-from marconi.router.gateway.errors import Refusal
+from marconi.router.gateway.errors import HttpRefusal
 from marconi.router.gateway.placed import Placed
 from marconi.router.gateway.settings import Settings
 from marconi.router.gateway.worker import Condition, Health, Rank, Tokenization, Worker
@@ -61,7 +61,7 @@ class Gateway(RouterCore):
     def add(self, url: str) -> Worker:
         """Add a worker that is not described yet; `ValueError` for one that is known."""
         if url in self.workers:
-            raise ValueError(f"{url}: is a worker of this router already")
+            raise ValueError(f"a worker must be new to this router, got {url} again")
         worker = self.workers[url] = Worker(url, Health(self.settings.health))
         return worker
 
@@ -161,10 +161,10 @@ class Gateway(RouterCore):
         request = await self.read(route, body, num_bytes, session)
         num_tokens, limit = request.prompt.num_tokens, self.settings.max_prompt_tokens
         if request.is_known and num_tokens > limit:
-            raise Refusal(400, f"the prompt must have at most {limit} tokens, got {num_tokens}")
+            raise HttpRefusal(400, f"the prompt must have at most {limit} tokens, got {num_tokens}")
         room = max((self._room(rank) for rank in self._up()), default=math.inf)
         if request.is_known and num_tokens > room:
-            raise Refusal(400, f"the prompt must fit the workers' context, {room:.0f} tokens, got {num_tokens}")
+            raise HttpRefusal(400, f"the prompt must fit the workers' context, {room:.0f} tokens, got {num_tokens}")
         return request
 
     def dispatch_to_free(self, prompt: Prompt, tried: Collection[str], wanted: object = None) -> Ticket | None:
@@ -198,7 +198,7 @@ class Gateway(RouterCore):
             if not left:
                 highest = max(rank.number for rank in ranks if rank.number is not None)
                 got = str(wanted)[:20] if isinstance(wanted, int) else f"a {type(wanted).__name__}"
-                raise Refusal(400, f"{RANK} must be a data-parallel rank of a worker, 0 to {highest}, got {got}")
+                raise HttpRefusal(400, f"{RANK} must be a data-parallel rank of a worker, 0 to {highest}, got {got}")
             ranks = left
         return [rank for rank in ranks if rank.worker.is_up]
 

@@ -57,7 +57,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def stream_began(self, ticket: Ticket, ttft_s: float) -> None:
-        """Note the first token of a stream, so long after its dispatch, beside when it was expected."""
+        """Note the first token of a stream, `ttft_s` after its dispatch, beside when it was expected."""
         expected_s = ticket.decision.expected_ttft_s
         self.expected_ttft_s.labels(ticket.worker).observe(expected_s)
         self.worker_ttft_s.labels(ticket.worker).observe(ttft_s)

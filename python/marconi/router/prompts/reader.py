@@ -108,7 +108,7 @@ class TokenizingReader:
         `--lora-paths`. Where the tokenizer cannot be loaded here, workers tokenize.
         """
         if not folder.is_dir():
-            raise ValueError(f"{folder}: must be a model's folder")
+            raise ValueError(f"the tokenizer must be a model's folder, got {folder}")
         try:
             tokenizer, why_not = TextTokenizer.load(folder), ""
         except ValueError as error:

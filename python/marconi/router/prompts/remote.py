@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """Calls a function that works on so many bytes, without blocking the event loop for long."""
+    """Calls a function that works on `num_bytes`, without blocking the event loop for long."""
 
     async def __call__(self, num_bytes: int, function: Callable[..., T], *arguments: Any) -> T:
         """Return the function's result."""
@@ -47,7 +47,7 @@ class RemoteTokenizer:
         self._num_cached_ids = 0
 
     async def ids(self, question: Mapping[str, Any], num_bytes: int) -> "array[int] | None":
-        """The ids for a question of about so many bytes; None where no worker answers in time."""
+        """The ids for a question of about `num_bytes`; None where no worker answers in time."""
         if num_bytes > MAX_BYTES:
             return None
         body, key = await self._run(num_bytes, _packed, question)
