@@ -31,20 +31,13 @@ from rich.table import Table
 
 from marconi.engine.launch.policies import ADMISSIONS, CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.events.tree_log import TreeLog
-from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED
 from marconi.replay.progress import metered
-from rig.clock import TraceClock
-from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
-from rig.pools import Core, Division, Strategy, marconi, stock
+from rig.pools import Division, Strategy
 from rig.ranks import Ranks, RanksParted
-from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
+from rig.soak import Soak, SoakFailure, SoakPlan, soak_on_marconi, soak_on_stock, soak_pools
 
 TTFT_BUDGET_S = 0.5
-COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
-"""Such that states and KV are worth about the same on pools of a few hundred tokens."""
-JOINT_COSTS = replace(COSTS, kv_bytes_per_token=KV_BYTES_PER_TOKEN, state_bytes=STATE_BYTES)
-"""Where they share one pool, its bytes are real."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,13 +70,12 @@ def build(args: argparse.Namespace) -> Soak | Ranks:
         raise ValueError(f"--page must be 1 or more, got {args.page}")
     plan = SoakPlan(args.num_requests, args.seed, args.check_every)
     memory = Division(args.memory)
-    strategy, clock = Strategy(args.strategy), TraceClock()
+    strategy = Strategy(args.strategy)
     host = soak_pools(strategy, args.page, num_kv_tokens=args.kv_tokens, memory=memory, host_ratio=args.host_ratio)
-    costs = COSTS if memory is Division.TWO_POOLS else JOINT_COSTS
     if args.backend == "stock":
         if args.events:
             raise ValueError("--events: --backend must be marconi, since stock's cache has no events of states")
-        return Soak(stock(host, Core.PYTHON), host, plan, clock)
+        return soak_on_stock(host, plan)
     if memory is Division.ONE_POOL and args.admission == CHUNK_END:
         raise ValueError("--memory one-pool: the server takes it with --admission judicious alone")
     choice = PolicyChoice(args.eviction, admission=args.admission)
@@ -92,9 +84,8 @@ def build(args: argparse.Namespace) -> Soak | Ranks:
     if args.ranks > 1:
         if args.events or args.backend == "stock":
             raise ValueError("--ranks: --backend must be marconi, without --events")
-        return Ranks(args.ranks, host, choice, costs, plan)
-    log = TreeLog() if args.events else None
-    return Soak(marconi(host, choice, costs, clock, log), host, plan, clock)
+        return Ranks(args.ranks, host, choice, host.costs, plan)
+    return soak_on_marconi(host, plan, choice, TreeLog() if args.events else None)
 
 
 def run(soak: Soak | Ranks, num_requests: int) -> str | None:

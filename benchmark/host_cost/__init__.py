@@ -8,7 +8,7 @@ one process, a few calls each, so that whatever else the machine does meets all 
              answer: our plan, and what joins the tree after the prefill and at the end. Stock inserts the whole path
              twice. The conversation grows by a few such turns and is begun anew in every round
     victim   `evict` of one state, or of KV for 40 tokens, from a full tree that has so many states before each of them
-             (`rig.forest`); ours forgets a ghost for every one that it makes
+             (`forest.py`); ours forgets a ghost for every one that it makes
     tier     the same victims of `best` above a host tier, where each has been copied ahead: `evict` alone, and with the
              step between two (`check_hicache_events`), which chooses what goes next, starts its copy and notes the end
              of others; beside `best` without a tier. No byte is copied: that is the device's work
@@ -54,10 +54,10 @@ from marconi.policy.base import Costs
 from marconi.policy.request import Request, pack
 from rig.clock import TraceClock
 from rig.driver import HostReplay
-from rig.forest import LEAF_TOKENS, NEEDS, SLACK_TOKENS, Forest
 from rig.pools import Core, HostPools, marconi, stock
 from rig.queued import NUM_TAKEN, SHARED_TOKENS, Queued
 
+from .forest import LEAF_TOKENS, NEEDS, SLACK_TOKENS, Forest
 from .report import RULES, STOCK, Row, Times, bars, figures_of, plain, table_of
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -60,7 +60,8 @@ def test_a_leak_is_told_with_the_seed_and_the_step(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--num-requests", "0"], "must be 1 or more, got 0"),
+        (["--num-requests", "0"], "requests must be 1 or more, got 0"),
+        (["--check-every", "0"], "steps from check to check must be 1 or more, got 0"),
         (["--page", "0"], "--page must be 1 or more, got 0"),
         (["--page", "16", "--strategy", "no_buffer"], "SGLang wants pages of 1"),
         (["--page", "7"], "num_kv_tokens must be a multiple of the page, 7, got 480"),

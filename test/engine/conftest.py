@@ -238,6 +238,14 @@ def _one_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(httpx, "post", to_the_last)
 
 
+@pytest.fixture(scope="module")
+def one_thread(sglang_configuration: None) -> None:
+    """Operations on indices are small: threads that wait for each other take longer."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def _plugins() -> None:
     from sglang.srt.plugins import hook_registry, load_plugins

@@ -4,11 +4,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from marconi.engine.launch.policies import PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
 from marconi.events.tree_log import TreeLog
-from marconi.policy.base import Costs
 from marconi.policy.request import Request, pack
-from marconi.replay.pools import TwoPools
+from marconi.replay.int8 import Int8Pools
+from marconi.replay.pools import JointPool, Pool, TwoPools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.trace import Demand, Workload, generate
@@ -16,9 +16,9 @@ from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts
 from rig.clock import TraceClock
 from rig.driver import HostReplay
+from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
 from rig.pools import Core, Division, HostPools, Strategy, marconi, stock
 
-COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
 TRACK_TOKENS = 256
 """`--mamba-track-interval`."""
 
@@ -34,6 +34,7 @@ class Setting:
     chunk_tokens: int = 256
     max_running: int = 1
     memory: Division = Division.TWO_POOLS
+    num_checkpoints: int = 0
 
     @property
     def host(self) -> HostPools:
@@ -47,6 +48,7 @@ class Setting:
             self.chunk_tokens,
             self.max_running,
             memory=self.memory,
+            num_checkpoints=self.num_checkpoints,
         )
 
     def holds(self, requests: Sequence[Request]) -> bool:
@@ -101,7 +103,7 @@ def forks(seed: int, num_requests: int = 200) -> tuple[Request, ...]:
 def on_marconi(setting: Setting, choice: PolicyChoice, log: TreeLog | None = None) -> HostReplay:
     """Our cache in a server."""
     clock = TraceClock()
-    return HostReplay(marconi(setting.host, choice, COSTS, clock, log), setting.host, 1, clock)
+    return HostReplay(marconi(setting.host, choice, setting.host.costs, clock, log), setting.host, 1, clock)
 
 
 def on_stock(host: HostPools, core: Core) -> HostReplay:
@@ -109,10 +111,23 @@ def on_stock(host: HostPools, core: Core) -> HostReplay:
     return HostReplay(stock(host, core), host, 1, TraceClock())
 
 
-def replayed(setting: Setting, choice: PolicyChoice) -> ServerReplay:
-    """What stands for our cache in a replay, with the same policies."""
-    hybrid = hybrid_cache(choice, COSTS, setting.page_tokens, setting.page_tokens, None)
-    return ServerReplay(hybrid, TwoPools(setting.num_kv_tokens, setting.num_state_slots), setting.scheduling)
+def replayed(setting: Setting, choice: PolicyChoice, joint_bytes: int = 0) -> ServerReplay:
+    """What stands for our cache in a replay, with the same policies; `joint_bytes` are those of one pool."""
+    page, needs = setting.page_tokens, TWO_POOLS
+    pools: Pool = TwoPools(setting.num_kv_tokens, setting.num_state_slots)
+    if setting.num_checkpoints:
+        pools = Int8Pools(setting.num_kv_tokens, setting.num_state_slots, num_checkpoints=setting.num_checkpoints)
+    elif setting.memory is Division.ONE_POOL:
+        pools, needs = JointPool(joint_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
+    hybrid = hybrid_cache(choice, setting.host.costs, page, page, None, needs=needs)
+    return ServerReplay(hybrid, pools, setting.scheduling)
+
+
+def both(setting: Setting, choice: PolicyChoice) -> tuple[HostReplay, ServerReplay]:
+    """Our cache in a server, and the replay of it on as much memory."""
+    real = on_marconi(setting, choice)
+    is_joint = setting.memory is Division.ONE_POOL
+    return real, replayed(setting, choice, real.cache.pools.memory.num_bytes if is_joint else 0)
 
 
 def serve_beside_each_other(
@@ -120,7 +135,8 @@ def serve_beside_each_other(
 ) -> list[tuple[int, int]]:
     """What each request hits in both, while up to `max_running` are in flight; the next step is drawn among theirs.
 
-    A request begins only where all that run fit beside it to their ends. Nothing is lost whenever none runs.
+    A request begins only where all that run fit beside it to their ends. Whenever none runs, nothing is lost, and
+    both could lend as much.
     """
     rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
     waiting, hits = list(reversed(requests)), []
@@ -142,20 +158,39 @@ def serve_beside_each_other(
 
     while waiting or running:
         fits = waiting and len(running) < setting.max_running
-        if fits and setting.holds([*(request for request, _ in running), waiting[-1]]) and rng.random() < 0.5:
+        fits = fits and setting.holds([*(request for request, _ in running), waiting[-1]])
+        if fits and (not running or rng.random() < 0.5):
             request = waiting.pop()
             real.clock.now_s = max(real.clock.now_s, request.arrival_s)
             running.append((request, steps(request)))
         elif not running:
+            # It would not fit alone.
             waiting.pop()
             continue
         index = rng.randrange(len(running))
         if next(running[index][1], running) is running:
             del running[index]
         if not running:
-            real.check_invariants()
-            brain.check_invariants()
+            _check_alike(real, brain)
     return hits
+
+
+def serve_one_after_the_other(
+    real: HostReplay, brain: ServerReplay, requests: Sequence[Request]
+) -> list[tuple[int | None, int]]:
+    """What each request hits in both, at its own arrival; in between, both could lend as much."""
+    hits = []
+    for request in requests:
+        hits.append((real.serve(request), brain.serve(request)))
+        _check_alike(real, brain)
+    return hits
+
+
+def _check_alike(real: HostReplay, brain: ServerReplay) -> None:
+    real.check_invariants()
+    brain.check_invariants()
+    free = brain.pools.num_free_tokens, brain.pools.num_free_slots
+    assert real.lendable == free, f"the server can lend {real.lendable}, its replay {free}"
 
 
 def serve(replay: HostReplay, requests: Sequence[Request]) -> list[int | None]:

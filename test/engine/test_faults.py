@@ -23,25 +23,19 @@ from marconi.engine.launch.policies import CHUNK_END, PolicyChoice
 from marconi.engine.plugin import touch, upstream
 from marconi.engine.reports.explain import EXPLAIN
 from rig import scheduler as rig_scheduler
-from rig.clock import TraceClock
-from rig.pools import Division, Strategy, marconi
+from rig.pools import Division, Strategy
 from rig.ranks import Ranks
-from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
+from rig.soak import Soak, SoakFailure, SoakPlan, soak_on_marconi, soak_pools
 
 from . import ledger
-from .host_replays import COSTS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
 NUM_REQUESTS = 160
 TRACKED_SLOTS, LENT_SLOTS = 5, 3
 """State slots for each request that runs: as SGLang counts where it tracks, and as counts here."""
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread(sglang_configuration: None) -> None:
-    """Operations on indices are small: threads that wait for each other take longer."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -239,9 +233,7 @@ def soak_of(
     host = soak_pools(strategy, page_tokens, memory=memory, host_ratio=host_ratio)
     if strategy is EXTRA and page_tokens == 1 and memory is Division.TWO_POOLS:
         host = replace(host, num_state_slots=slots_per_request * host.num_rows, are_tracking_slots_lent=True)
-    clock = TraceClock()
-    plan = SoakPlan(NUM_REQUESTS, seed=5, drain_every_requests=50)
-    return Soak(marconi(host, PolicyChoice("best"), COSTS, clock), host, plan, clock)
+    return soak_on_marconi(host, SoakPlan(NUM_REQUESTS, seed=5, drain_every_requests=50))
 
 
 def run_until(soak: Soak, num_submitted: int) -> None:
@@ -320,7 +312,7 @@ def test_control_slots_of_a_request_that_had_begun_would_be_lost(monkeypatch: py
 
 def test_ranks_stop_planning_at_the_same_step() -> None:
     host = soak_pools(EXTRA, 1)
-    ranks = Ranks(2, host, PolicyChoice("best"), COSTS, SoakPlan(90, seed=1, drain_every_requests=50))
+    ranks = Ranks(2, host, PolicyChoice("best"), host.costs, SoakPlan(90, seed=1, drain_every_requests=50))
     while ranks.ranks[0].soak.num_submitted < 30:
         ranks.advance()
     first, other = ranks.caches

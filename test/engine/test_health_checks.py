@@ -11,12 +11,10 @@ from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.reports.status import Status
 from rig.balance import check_balance
 from rig.clock import TraceClock
-from rig.pools import Strategy, marconi
+from rig.pools import COSTS, Strategy, marconi
 from rig.scheduler import HostScheduler, Outcome
 from rig.soak import soak_pools
 from rig.workload import Origin, Script
-
-from .host_replays import COSTS
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 

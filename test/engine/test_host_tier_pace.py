@@ -19,11 +19,11 @@ from marconi.engine.reports.stats import CacheStats
 from marconi.engine.version import Refusal
 from rig.clock import TraceClock
 from rig.driver import HostReplay
-from rig.pools import LINK, HostPools, marconi
+from rig.pools import COSTS, LINK, HostPools, marconi
 from rig.scheduler import HostScheduler
 from rig.workload import Origin, Script
 
-from .host_replays import COSTS, agents
+from .host_replays import agents
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 

@@ -5,30 +5,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from marconi.engine.guards.memory import before_flush_cache
-from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.reports.status import Status
-from rig.balance import check_balance
-from rig.clock import TraceClock
 from rig.late_copies import LateCopies
-from rig.pools import Division, HostPools, Strategy, marconi
+from rig.pools import Division, Strategy
 from rig.scheduler import Outcome
-from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
+from rig.soak import Soak, SoakFailure, SoakPlan, soak_on_marconi, soak_pools
 
-from .host_replays import COSTS
-from .test_joint_pool import COSTS as JOINT_COSTS
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
 NUM_REQUESTS = 200
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread(sglang_configuration: None) -> None:
-    """Operations on indices are small: threads that wait for each other take longer."""
-    torch.set_num_threads(1)
 
 
 def soak(
@@ -39,11 +28,9 @@ def soak(
     check_every_steps: int = 8,
     memory: Division = Division.TWO_POOLS,
 ) -> Soak:
-    host, clock = soak_pools(strategy, page_tokens, memory=memory, host_ratio=host_ratio), TraceClock()
-    costs = COSTS if memory is Division.TWO_POOLS else JOINT_COSTS
-    cache = marconi(host, PolicyChoice("best"), costs, clock)
+    host = soak_pools(strategy, page_tokens, memory=memory, host_ratio=host_ratio)
     plan = SoakPlan(num_requests, 5, check_every_steps=check_every_steps, drain_every_requests=100)
-    return Soak(cache, host, plan, clock)
+    return soak_on_marconi(host, plan)
 
 
 @pytest.mark.parametrize(
@@ -239,17 +226,3 @@ def test_one_fault_in_one_pool_is_seen(fault: Callable[[Any], None], message: st
     fault(run.scheduler.cache)
     with pytest.raises(SoakFailure, match=rf"(?s)^seed 5, step \d+, request \d+: .*({message})"):
         run.run()
-
-
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="host_ratio must be 0 or more than 1, got 1"):
-        HostPools(1000, 24, 100, host_ratio=1.0)
-
-
-def test_the_balance_sees_the_host() -> None:
-    run = soak(num_requests=1)
-    cache = run.scheduler.cache
-    check_balance(cache, [])
-    cache.host_pool_group.alloc(1)
-    with pytest.raises(AssertionError, match="kv on the host: 1 of 1441 lost"):
-        check_balance(cache, [])

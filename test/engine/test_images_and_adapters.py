@@ -20,11 +20,9 @@ from marconi.engine.launch.policies import PolicyChoice
 from marconi.events.tree_log import Tenant, TreeLog
 from rig.clock import TraceClock
 from rig.events import EventCheck
-from rig.pools import HostPools, Strategy, marconi
+from rig.pools import COSTS, HostPools, Strategy, marconi
 from rig.scheduler import HostScheduler
 from rig.workload import STOP, Origin, Script
-
-from .host_replays import COSTS
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 

@@ -14,25 +14,19 @@ from sglang.srt.mem_cache.mamba_checkpoint_pool import Int8CheckpointStore, Mamb
 
 from marconi.engine.int8.division import checkpoint_bytes_of
 from marconi.engine.int8.pools import Int8DevicePools
-from marconi.engine.launch.policies import PolicyChoice
-from marconi.policy.base import Costs
 from marconi.policy.int8 import Division, PerRequest, divide
-from rig.clock import TraceClock
-from rig.pools import Strategy, marconi
-from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
+from rig.pools import Strategy
+from rig.soak import Soak, SoakFailure, SoakPlan, soak_on_marconi, soak_pools
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
-COSTS = Costs(64, 4096, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
 EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
 NUM_REQUESTS = 150
 
 
 def soak_of(strategy: Strategy, page_tokens: int, num_checkpoints: int, num_requests: int = NUM_REQUESTS) -> Soak:
     host = replace(soak_pools(strategy, page_tokens), num_checkpoints=num_checkpoints)
-    clock = TraceClock()
-    plan = SoakPlan(num_requests, seed=11, check_every_steps=16, drain_every_requests=50)
-    return Soak(marconi(host, PolicyChoice("best"), COSTS, clock), host, plan, clock)
+    return soak_on_marconi(host, SoakPlan(num_requests, seed=11, check_every_steps=16, drain_every_requests=50))
 
 
 # Slots

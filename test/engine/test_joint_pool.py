@@ -1,134 +1,27 @@
-"""In SGLang's one pool victims are chosen by worth over bytes, as in the replay, and nothing is lost."""
+"""In SGLang's one pool: what its own admission cannot do, what the checks see, and what the cache tells of it."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from marconi.engine.joint.pools import JointPools
-from marconi.engine.launch.policies import ONE_POOL, PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.plugin.backend import pool_costs
-from marconi.policy.base import Costs, Need
+from marconi.policy.base import Need
 from marconi.policy.request import Request, pack
-from marconi.replay.pools import JointPool
-from marconi.replay.server import ServerReplay
-from rig.clock import TraceClock
-from rig.driver import HostReplay
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
-from rig.pools import Core, Division, Strategy, marconi, stock
-from rig.scheduler import Outcome
-from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
+from rig.pools import Division, Strategy
+from rig.soak import SoakFailure, SoakPlan, soak_on_marconi, soak_on_stock, soak_pools
 
-from .host_replays import Setting, agents, forks, serve
+from .host_replays import agents, on_marconi, serve
+from .test_host_replay import ONE_POOL
+from .test_host_soak import drop_a_slot, drop_kv, nothing, once
 
-COSTS = Costs(KV_BYTES_PER_TOKEN, STATE_BYTES, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
-SETTINGS = {
-    "page-1": Setting(1, EXTRA, 3000, 8),
-    "no-buffer": Setting(1, NO, 1700, 6),
-    "page-16": Setting(16, EXTRA, 1680, 10),
-}
-CHOICES = {
-    "marconi": PolicyChoice("marconi", 2.0),
-    "best": PolicyChoice("best"),
-    "lru": PolicyChoice("lru"),
-    "steps": PolicyChoice("lru", step_tokens=96),
-}
-BEST = CHOICES["best"]
 NUM_REQUESTS = 120
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _configuration() -> Iterator[None]:
-    """Building a cache replaces the process's configuration; put it back for other tests."""
-    from sglang.srt import runtime_context
-
-    before = runtime_context.snapshot_context()
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-    runtime_context.restore_context(before)
-
-
-def on_marconi(setting: Setting, choice: PolicyChoice) -> HostReplay:
-    host, clock = replace(setting.host, memory=Division.ONE_POOL), TraceClock()
-    return HostReplay(marconi(host, choice, COSTS, clock), host, 1, clock)
-
-
-def replayed(real: HostReplay, setting: Setting, choice: PolicyChoice) -> ServerReplay:
-    """What stands for the cache of `real`, on as many bytes."""
-    page = setting.page_tokens
-    hybrid = hybrid_cache(choice, COSTS, page, page, None, needs=ONE_POOL)
-    num_bytes = real.cache.pools.memory.num_bytes
-    return ServerReplay(hybrid, JointPool(num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), setting.scheduling)
-
-
-def soak(choice: PolicyChoice, strategy: Strategy, page_tokens: int) -> Soak:
-    host, clock = soak_pools(strategy, page_tokens, memory=Division.ONE_POOL), TraceClock()
-    plan = SoakPlan(NUM_REQUESTS, 1, check_every_steps=16, drain_every_requests=40)
-    return Soak(marconi(host, choice, COSTS, clock), host, plan, clock)
-
-
-def num_moved(cache: Any) -> int:
-    """Entries that SGLang has moved to close up what was freed."""
-    allocator = cache.token_to_kv_pool_allocator
-    sides = (allocator.full_attn_allocator, allocator.mamba_allocator)
-    return sum(side._stats_n_flush_moves for side in sides)
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_our_cache_hits_what_its_replay_hits(setting: Setting, choice: PolicyChoice) -> None:
-    """Request for request, token for token, with the same victims, and as many bytes free after each."""
-    real = on_marconi(setting, choice)
-    brain = replayed(real, setting, choice)
-    kv, slots = real.cache.token_to_kv_pool_allocator, real.cache.req_to_token_pool.mamba_allocator
-    for request in (*agents(seed=1), *forks(seed=2, num_requests=60)):
-        assert real.serve(request) == brain.serve(request)
-        real.check_invariants()
-        brain.check_invariants()
-        assert kv.verify_byte_accounting() == []
-        lendable = kv.available_size(), slots.schedulable_available_size()
-        assert lendable == (brain.pools.num_free_tokens, brain.pools.num_free_slots)
-    counters = brain.hybrid.counters
-    assert real.cache.tree_core.hybrid.counters == counters
-    assert counters.num_hit_tokens > 0
-    assert counters.num_evictions[Need.BYTES] == sum(counters.num_evictions.values()) > 20
-    assert num_moved(real.cache) > 0
-
-
-def test_another_choice_hits_otherwise() -> None:
-    """The control: what is compared above depends on the rule."""
-    setting = SETTINGS["page-1"]
-    real = on_marconi(setting, CHOICES["marconi"])
-    brain = replayed(real, setting, CHOICES["lru"])
-    requests = agents(seed=1)
-    assert serve(real, requests) != [brain.serve(request) for request in requests]
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    ("strategy", "page_tokens", "choice"),
-    [(EXTRA, 1, BEST), (EXTRA, 16, BEST), (NO, 1, CHOICES["marconi"]), (EXTRA, 1, CHOICES["lru"])],
-    ids=["best", "page-16", "marconi-no-buffer", "lru"],
-)
-def test_nothing_is_lost_while_requests_fork_end_and_are_aborted(
-    strategy: Strategy, page_tokens: int, choice: PolicyChoice
-) -> None:
-    """What every step reads is in the buffer where it should be, though entries move under it."""
-    run = soak(choice, strategy, page_tokens)
-    run.run()
-    outcomes = run.scheduler.outcomes
-    assert outcomes.total() - outcomes[Outcome.RETRACTED] == NUM_REQUESTS
-    assert outcomes[Outcome.OUT_OF_MEMORY] == 0
-    assert run.scheduler.cache.status().evictions["bytes"] > 20
-    assert run.scheduler.num_hit_tokens > 200
-    assert num_moved(run.scheduler.cache) > 100
-    assert run.num_flushes > 0
 
 
 @pytest.mark.parametrize(
@@ -138,35 +31,17 @@ def test_nothing_is_lost_while_requests_fork_end_and_are_aborted(
 )
 def test_sglangs_own_admission_fails_under_such_requests(strategy: Strategy, seed: int, failure: str) -> None:
     """Why our cache has an admission of its own: SGLang's counts neither tracking slots nor states that may go."""
-    host, clock = soak_pools(strategy, 1, memory=Division.ONE_POOL), TraceClock()
-    plan = SoakPlan(NUM_REQUESTS, seed, drain_every_requests=50)
+    host = soak_pools(strategy, 1, memory=Division.ONE_POOL)
     with pytest.raises(SoakFailure, match=failure):
-        Soak(stock(host, Core.PYTHON), host, plan, clock).run()
+        soak_on_stock(host, SoakPlan(NUM_REQUESTS, seed, drain_every_requests=50)).run()
 
 
 # Controls: a single fault, and the check goes red
 
 
-def once(method: Callable[..., Any], after: int) -> Callable[..., Any]:
-    """`method`, but for one call, which is forgotten."""
-    calls = iter(range(1 << 30))
-    return lambda *args, **kwargs: None if next(calls) == after else method(*args, **kwargs)
-
-
-def forget_a_slot(cache: Any) -> None:
-    slots = cache.req_to_token_pool.mamba_allocator
-    free, forget_once = slots.free, once(slots.free, 15)
-    slots.free = lambda indices: (forget_once if indices.numel() else free)(indices)
-
-
-def forget_kv(cache: Any) -> None:
-    kv = cache.token_to_kv_pool_allocator
-    kv.free = once(kv.free, 20)
-
-
 def forget_a_move(cache: Any) -> None:
     kv = cache.token_to_kv_pool_allocator.full_attn_allocator
-    kv._move_pages = once(kv._move_pages, 3)
+    kv._move_pages = once(kv._move_pages, nothing, after=3)
 
 
 def forget_a_move_of_states(cache: Any) -> None:
@@ -177,14 +52,15 @@ def forget_a_move_of_states(cache: Any) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (forget_a_slot, "state slots: . of .* lost"),
-        (forget_kv, "KV pages: .* lost"),
+        (drop_a_slot, "state slots: . of .* lost"),
+        (drop_kv, "KV pages: .* lost"),
         (forget_a_move, "reads KV of another sequence"),
         (forget_a_move_of_states, "reads a state of another sequence"),
     ],
 )
 def test_one_fault_is_seen(fault: Callable[[Any], None], message: str) -> None:
-    run = soak(BEST, EXTRA, 1)
+    plan = SoakPlan(NUM_REQUESTS, seed=1, check_every_steps=16, drain_every_requests=40)
+    run = soak_on_marconi(soak_pools(EXTRA, 1, memory=Division.ONE_POOL), plan)
     fault(run.scheduler.cache)
     with pytest.raises(SoakFailure, match=message):
         run.run()
@@ -194,7 +70,7 @@ def test_one_fault_is_seen(fault: Callable[[Any], None], message: str) -> None:
 
 
 def test_the_status_counts_the_bytes_of_the_one_pool() -> None:
-    replay = on_marconi(SETTINGS["page-1"], BEST)
+    replay = on_marconi(ONE_POOL["page-1"], PolicyChoice("best"))
     serve(replay, agents(seed=1))
     status = replay.cache.status()
     assert status.joint_bytes is not None
@@ -209,7 +85,7 @@ def test_the_status_counts_the_bytes_of_the_one_pool() -> None:
 
 
 def test_costs_are_of_the_one_pool() -> None:
-    cache = on_marconi(SETTINGS["page-16"], BEST).cache
+    cache = on_marconi(ONE_POOL["page-16"], PolicyChoice("best")).cache
     assert isinstance(cache.pools, JointPools)
 
     class Params:
@@ -226,7 +102,7 @@ def test_a_hit_for_whose_copy_no_slot_can_be_had_is_none() -> None:
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
-    replay = on_marconi(SETTINGS["no-buffer"], CHOICES["lru"])
+    replay = on_marconi(ONE_POOL["no-buffer"], PolicyChoice("lru"))
     prompt = Request(pack(range(100)), 100, 1, 100, 0.0)
     replay.serve(prompt)
     cache, req = replay.cache, replay._req(prompt)

@@ -9,7 +9,6 @@ import pytest
 
 from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
-from marconi.policy.admission import plan
 from marconi.policy.base import Costs, Need
 from marconi.policy.forecast.turns import closing_of
 from marconi.policy.request import Lease, Request, pack
@@ -108,23 +107,6 @@ def test_a_state_that_nobody_has_asked_for_takes_no_slot_of_one_that_is_worth_mo
     assert any(700 < depth < 800 for depth in states(replay))
 
 
-def test_between_steps_spare_slots_are_filled_and_one_that_is_not_spare_is_not_counted_as_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept, not_written = {}, {}
-    for num_slots in (8, 100):
-        for num_states in (1, plan.SPARE_STEPS):
-            monkeypatch.setattr(plan, "SPARE_STEPS", num_states)
-            replay = on_marconi(Setting(1, Strategy.NO_BUFFER, 10_000, num_slots), PolicyChoice(step_tokens=120))
-            for number in range(4):
-                send(replay, list(range(1000 * number, 1000 * number + 400)), ANSWER, 1.0 + number)
-            kept[num_slots, num_states] = len(states(replay))
-            not_written[num_slots, num_states] = replay.cache.status().num_states_not_written
-    assert kept[100, 3] == 2 * kept[100, 1]
-    assert kept[8, 3] == kept[8, 1]
-    assert not_written[8, 3] == not_written[8, 1]
-
-
 @pytest.mark.parametrize(("needs", "fills_spare"), [(TWO_POOLS, True), (ONE_POOL, False)])
 def test_a_server_of_one_pool_plans_no_state_between_steps(needs: frozenset[Need], fills_spare: bool) -> None:
     costs = Costs(64, 4096, flops=float)
@@ -181,22 +163,11 @@ def test_a_forced_miss_starts_from_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert [each is not None for each in copied] == [True, False]
 
 
-def test_the_end_of_an_answer_that_nobody_goes_on_from_is_evicted_before_one_that_is_gone_on_from() -> None:
-    """Answers that close with one token are gone on from, those that close with another are left at the prompt."""
-    replay = on_marconi(Setting(1, Strategy.NO_BUFFER, 10_000, 200), PolicyChoice())
-    call, said = [*range(300, 310), 7, 1], [*range(300, 310), 8, 1]
-    for turn in range(8):
-        asked, told = ([*range(start, start + 100)] for start in (1000 * turn + 2000, 1000 * turn + 2500))
-        send(replay, asked, call, 4.0 * turn)
-        send(replay, told, said, 4.0 * turn + 1)
-        send(replay, [*asked, *call, *MORE], [5], 4.0 * turn + 2)
-        send(replay, [*told[:-1], *said, *MORE], [5], 4.0 * turn + 3)
-    for start, answer in ((20_000, call), (21_000, said)):
-        send(replay, [*range(start, start + 100)], answer, 40.0)
-    hybrid = replay.cache.tree_core.hybrid
-    nodes = sorted(hybrid.tree.nodes(), key=lambda node: node.serial)
-    *_, of_call, of_said = (node for node in nodes if node.has_state and node.depth == 111)
-    assert [node.left_by.closing for node in (of_call, of_said)] == [closing_of(7), closing_of(8)]
-    while of_call.has_state and of_said.has_state:
-        assert hybrid.evict(Need.STATE, 41.0) is not None
-    assert of_call.has_state
+def test_the_end_of_an_answer_is_kept_with_how_it_closed() -> None:
+    """Its last token but one, which tells apart who goes on from an answer."""
+    replay = on_marconi(SETTING, PolicyChoice())
+    for turn, closing in enumerate((7, 8)):
+        send(replay, [*range(1000 * turn, 1000 * turn + 100)], [*ANSWER[:10], closing, 1], 1.0 + turn)
+    nodes = sorted(replay.cache.tree_core.hybrid.tree.nodes(), key=lambda node: node.serial)
+    ends = [node for node in nodes if node.has_state and node.depth == 111]
+    assert [node.left_by.closing for node in ends] == [closing_of(7), closing_of(8)]

@@ -19,9 +19,9 @@ from marconi.policy.request import Request
 from marconi.tree import Node
 from rig.clock import TraceClock
 from rig.driver import HostReplay
-from rig.pools import Strategy, marconi
+from rig.pools import COSTS, Strategy, marconi
 
-from .host_replays import COSTS, Setting, agents
+from .host_replays import Setting, agents
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 

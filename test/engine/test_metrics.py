@@ -27,9 +27,9 @@ from marconi.engine.reports.metrics import CacheMetrics, labels
 from marconi.engine.reports.stats import CacheStats
 from rig.clock import TraceClock
 from rig.driver import HostReplay
-from rig.pools import Strategy, marconi
+from rig.pools import COSTS, Strategy, marconi
 
-from .host_replays import COSTS, Setting, agents
+from .host_replays import Setting, agents
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 

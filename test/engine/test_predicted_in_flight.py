@@ -13,22 +13,19 @@ from typing import Any
 import pytest
 
 from marconi.engine.cache.scheduler import notes_of
-from marconi.engine.launch.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
+from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.reports.explain import EXPLAIN
 from marconi.engine.reports.moments import Chunk, Moment, Steps
 from marconi.policy.request import Request, unpack
-from marconi.replay.pools import JointPool, Pool, TwoPools
 from marconi.replay.server import ServerReplay
 from marconi.validate.prediction import Prediction, Sent
 from marconi.validate.server import Completion
 from rig.clock import TraceClock
-from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
 from rig.pools import Division, HostPools, Strategy, marconi
 from rig.scheduler import HostScheduler, Outcome
 from rig.workload import Origin, Script
 
-from .host_replays import Setting, agents, forks
-from .test_in_flight import COSTS
+from .host_replays import Setting, agents, forks, replayed
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
@@ -45,13 +42,10 @@ STEP_S = 0.02
 
 def served(setting: Setting, division: Division, requests: Sequence[Request]) -> tuple[ServerReplay, list[Sent]]:
     """All of `requests` by the real cache, and a new replay of it."""
-    cache, asked = asked_of_the_cache(replace(setting.host, memory=division), requests, {EXPLAIN: True})
-    page, needs = setting.page_tokens, TWO_POOLS
-    pools: Pool = TwoPools(setting.num_kv_tokens, setting.num_state_slots)
-    if division is Division.ONE_POOL:
-        pools, needs = JointPool(cache.pools.memory.num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
-    hybrid = hybrid_cache(CHOICE, COSTS, page, page, None, needs=needs)
-    replay = ServerReplay(hybrid, pools, setting.scheduling)
+    setting = replace(setting, memory=division)
+    cache, asked = asked_of_the_cache(setting.host, requests, {EXPLAIN: True})
+    joint_bytes = cache.pools.memory.num_bytes if division is Division.ONE_POOL else 0
+    replay = replayed(setting, CHOICE, joint_bytes)
     return replay, [_sent(request, req) for request, req in asked]
 
 
@@ -60,7 +54,7 @@ def asked_of_the_cache(
 ) -> tuple[Any, list[tuple[Request, Any]]]:
     """The real cache, once it has served all of `requests`, eight at a time, and SGLang's own of each."""
     clock = TraceClock()
-    cache = marconi(host, CHOICE, COSTS, clock)
+    cache = marconi(host, CHOICE, host.costs, clock)
     scheduler = HostScheduler(cache, host)
     left, asked = deque(requests), list[tuple[Request, Any]]()
     while left or not scheduler.is_idle:

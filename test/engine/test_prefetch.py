@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-import torch
 
 from marconi.engine.cache.scheduler import notes_of
 from marconi.engine.host.prefetch import UNDER_WAY
@@ -20,16 +19,11 @@ from rig.scheduler import Outcome
 from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
 from rig.workload import Script
 
-from .host_replays import COSTS
 from .test_kv_hints import MAX_LOSS, envelope
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_REQUESTS = 200
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread(sglang_configuration: None) -> None:
-    """Operations on indices are small: threads that wait for each other take longer."""
-    torch.set_num_threads(1)
 
 
 class Prefetching(Soak):
@@ -38,7 +32,7 @@ class Prefetching(Soak):
     def __init__(self, strategy: Strategy, page_tokens: int, num_requests: int = NUM_REQUESTS) -> None:
         host, clock = soak_pools(strategy, page_tokens, host_ratio=3.0), TraceClock()
         plan = SoakPlan(num_requests, 5, drain_every_requests=100)
-        super().__init__(marconi(host, PolicyChoice("best"), COSTS, clock), host, plan, clock)
+        super().__init__(marconi(host, PolicyChoice("best"), host.costs, clock), host, plan, clock)
         self.reqs: list[Any] = []
         self._submit: Callable[..., Any] = self.scheduler.submit
         self._known: list[Script] = []
@@ -129,7 +123,7 @@ class OneGreedyTenant(Soak):
     def __init__(self, seed: int, num_requests: int, *, is_greedy: bool) -> None:
         host, clock = soak_pools(Strategy.EXTRA_BUFFER, 1, 20, 960, host_ratio=3.0), TraceClock()
         plan = SoakPlan(num_requests, seed, check_every_steps=100)
-        super().__init__(marconi(host, PolicyChoice("best"), COSTS, clock), host, plan, clock)
+        super().__init__(marconi(host, PolicyChoice("best"), host.costs, clock), host, plan, clock)
         self.served: list[tuple[Script, Any]] = []
         self._is_greedy = is_greedy
         self._submit: Callable[..., Any] = self.scheduler.submit

@@ -18,10 +18,8 @@ from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.tree import RadixTree
 from rig.clock import TraceClock
-from rig.pools import HostPools, marconi
-from rig.queued import GROUP, NUM_TAKEN, PROMPT_TOKENS, SHARED_TOKENS, Queued, prompts
-
-from .host_replays import COSTS
+from rig.pools import COSTS, HostPools, marconi
+from rig.queued import GROUP, NUM_TAKEN, SHARED_TOKENS, Queued
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 NUM_WAITING = 3 * NUM_TAKEN
@@ -70,16 +68,6 @@ def test_a_queue_keeps_its_length_and_a_pass_takes_eight_that_share_nothing() ->
     assert [server.take() for _ in range(4)] == [NUM_TAKEN] * 4
     assert len(server.waiting) == NUM_WAITING
     server.cache.sanity_check()
-
-
-def test_the_prompts_of_a_group_have_what_they_share_in_common_and_no_more() -> None:
-    made = prompts(SHARED_TOKENS)
-    first, *others = [next(made) for _ in range(GROUP + 1)]
-    assert {len(prompt) for prompt in (first, *others)} == {PROMPT_TOKENS}
-    assert all(prompt[:SHARED_TOKENS] == first[:SHARED_TOKENS] for prompt in others[:-1])
-    own = [set(prompt[SHARED_TOKENS:]) for prompt in (first, *others)]
-    assert len(set.union(*own)) == sum(map(len, own))
-    assert set(others[-1]).isdisjoint(first), "another group"
 
 
 def core() -> Any:

@@ -20,13 +20,12 @@ from marconi.engine.launch.agreement import RankSettings, first_difference, requ
 from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.tree import RadixTree
-from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
 from rig.late_passes import LatePasses
-from rig.pools import Division, Strategy
+from rig.pools import COSTS, Division, Strategy
 from rig.ranks import Ranks, RanksParted
 from rig.soak import SoakPlan, soak_pools
 
-from .host_replays import COSTS
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_REQUESTS = 120
 CHOICES = {
@@ -36,12 +35,6 @@ CHOICES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread(sglang_configuration: None) -> None:
-    """Operations on indices are small: threads that wait for each other take longer."""
-    torch.set_num_threads(1)
-
-
 def ranks(
     num_ranks: int = 2,
     choice: PolicyChoice = CHOICES["best"],
@@ -49,11 +42,8 @@ def ranks(
     strategy: Strategy = Strategy.EXTRA_BUFFER,
     host_ratio: float = 0.0,
 ) -> Ranks:
-    costs = COSTS
-    if memory is Division.ONE_POOL:
-        costs = type(COSTS)(KV_BYTES_PER_TOKEN, STATE_BYTES, COSTS.flops)
     host = soak_pools(strategy, 1, memory=memory, host_ratio=host_ratio)
-    return Ranks(num_ranks, host, choice, costs, SoakPlan(NUM_REQUESTS, seed=1, drain_every_requests=50))
+    return Ranks(num_ranks, host, choice, host.costs, SoakPlan(NUM_REQUESTS, seed=1, drain_every_requests=50))
 
 
 @pytest.mark.parametrize("memory", Division, ids=str)

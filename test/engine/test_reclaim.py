@@ -2,7 +2,6 @@
 
 import random
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,21 +14,11 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from marconi.engine.launch.policies import PolicyChoice
 from rig.clock import TraceClock
-from rig.pools import HostPools, marconi
+from rig.pools import COSTS, HostPools, marconi
 
-from .host_replays import COSTS
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 PAGE_SIZES = [1, 16]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _configuration() -> Iterator[None]:
-    """Building a cache replaces the process's configuration; put it back for other tests."""
-    from sglang.srt import runtime_context
-
-    before = runtime_context.snapshot_context()
-    yield
-    runtime_context.restore_context(before)
 
 
 def filled(eviction: str, page: int, seed: int = 0) -> Any:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
@@ -18,15 +17,11 @@ from sglang.srt.server_args import prepare_server_args
 
 from marconi.engine.launch import running
 from marconi.engine.launch.model import Model
-from marconi.engine.launch.policies import PolicyChoice
 from marconi.engine.plugin import upstream
 from marconi.engine.plugin.touch import hook_into
 from marconi.policy.int8 import RUNNING_SLOTS
-from rig.clock import TraceClock
-from rig.pools import Strategy, marconi
-from rig.soak import Soak, SoakPlan, soak_pools
-
-from .host_replays import COSTS
+from rig.pools import Strategy
+from rig.soak import SoakPlan, soak_on_marconi, soak_pools
 
 NUM_SLOTS = 60
 MARCONI = ("--radix-cache-backend", "marconi")
@@ -110,13 +105,11 @@ def test_a_server_says_how_many_more_run() -> None:
 
 @pytest.mark.parametrize("host_ratio", [0.0, 1.5])
 def test_no_slot_is_short_or_lost_with_as_many_requests_as_count_three_slots_each(
-    host_ratio: float, sglang_configuration: None
+    host_ratio: float, one_thread: None
 ) -> None:
-    torch.set_num_threads(1)
     pools = soak_pools(Strategy.EXTRA_BUFFER, 1, host_ratio=host_ratio)
     host = replace(pools, num_state_slots=RUNNING_SLOTS * pools.num_rows, are_tracking_slots_lent=True)
-    clock = TraceClock()
-    soak = Soak(marconi(host, PolicyChoice("best"), COSTS, clock), host, SoakPlan(200, seed=8), clock)
+    soak = soak_on_marconi(host, SoakPlan(200, seed=8))
     most = 0
     while soak.num_submitted < 200 or not soak.scheduler.is_idle:
         soak.advance()

@@ -12,9 +12,9 @@ from marconi.engine.launch.policies import CHUNK_END, PolicyChoice
 from marconi.policy.request import Request
 from rig.clock import TraceClock
 from rig.driver import HostReplay
-from rig.pools import Strategy, marconi
+from rig.pools import COSTS, Strategy, marconi
 
-from .host_replays import COSTS, Setting, agents
+from .host_replays import Setting, agents
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 

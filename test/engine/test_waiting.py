@@ -8,28 +8,18 @@ import pytest
 
 from marconi.engine.cache.scheduler import MAX_PASSED
 from marconi.engine.launch.policies import PolicyChoice
-from marconi.policy.hybrid_cache import HybridCache
 from rig.clock import TraceClock
 from rig.pools import HostPools, Strategy, marconi, stock
 from rig.scheduler import HostScheduler
 from rig.workload import Origin, Script
-
-from .host_replays import COSTS
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 NUM_SHARED, NUM_OWN = 200, 30
 
 
-def scheduler(
-    strategy: Strategy = Strategy.EXTRA_BUFFER,
-    *,
-    is_stock: bool = False,
-    page_tokens: int = 1,
-    num_kv_tokens: int = 20_000,
-    num_rows: int = 24,
-) -> HostScheduler:
-    host = HostPools(num_kv_tokens, 200, 4_096, strategy=strategy, page_tokens=page_tokens, num_rows=num_rows)
+def scheduler(strategy: Strategy = Strategy.EXTRA_BUFFER, *, is_stock: bool = False) -> HostScheduler:
+    host = HostPools(20_000, 200, 4_096, strategy=strategy, num_rows=24)
     if is_stock:
         return HostScheduler(stock(host), host)
     clock = TraceClock()
@@ -41,7 +31,7 @@ def scheduler(
             clock.now_s += 1.0
             return super().step()
 
-    return Stepping(marconi(host, PolicyChoice(), COSTS, clock), host)
+    return Stepping(marconi(host, PolicyChoice(), host.costs, clock), host)
 
 
 def prompt(group: int, member: int) -> "array[int]":
@@ -49,8 +39,8 @@ def prompt(group: int, member: int) -> "array[int]":
     return array("q", [*range(shared, shared + NUM_SHARED), *range(own, own + NUM_OWN)])
 
 
-def submit(on: HostScheduler, ids: "array[int]", namespace: tuple[str | None, str | None] = (None, None)) -> Any:
-    return on.submit(Script(Origin.NEW, ids, array("q", [3, 4, 5]), 3, namespace))
+def submit(on: HostScheduler, ids: "array[int]") -> Any:
+    return on.submit(Script(Origin.NEW, ids, array("q", [3, 4, 5]), 3, (None, None)))
 
 
 def run(on: HostScheduler, most_steps: int = 500) -> None:
@@ -79,20 +69,6 @@ def test_stock_computes_what_they_share_for_each() -> None:
     assert [req.cached_tokens for req in reqs] == [0] * 5
 
 
-def test_with_pages_the_state_stands_at_the_pages_end() -> None:
-    on = scheduler(page_tokens=16)
-    reqs = [submit(on, prompt(0, member)) for member in range(4)]
-    run(on)
-    assert [req.cached_tokens for req in reqs] == [0] + [NUM_SHARED // 16 * 16] * 3
-
-
-def test_repeats_that_come_at_once_wait_for_the_first() -> None:
-    on = scheduler()
-    reqs = [submit(on, prompt(0, 0)) for _ in range(4)]
-    run(on)
-    assert [req.cached_tokens for req in reqs] == [0] + [NUM_SHARED + NUM_OWN - 1] * 3
-
-
 def test_where_nothing_decodes_they_wait_for_what_is_being_computed() -> None:
     """A prefill server's running batch is always empty."""
     on = scheduler()
@@ -100,13 +76,6 @@ def test_where_nothing_decodes_they_wait_for_what_is_being_computed() -> None:
     reqs = [submit(on, prompt(0, member)) for member in range(5)]
     run(on)
     assert [req.cached_tokens for req in reqs] == [0] + [NUM_SHARED] * 4
-
-
-def test_tenants_wait_for_none_but_their_own() -> None:
-    on = scheduler()
-    reqs = [submit(on, prompt(0, member), (None, f"tenant {member % 2}")) for member in range(4)]
-    run(on)
-    assert [req.cached_tokens for req in reqs] == [0, 0, NUM_SHARED, NUM_SHARED]
 
 
 def test_who_waits_for_a_request_that_is_aborted_is_computed() -> None:
@@ -140,30 +109,3 @@ def test_more_may_wait_than_are_looked_at_in_one_round() -> None:
     assert len(on.waiting) == len(reqs) - 1
     run(on)
     assert [req.cached_tokens for req in reqs] == [0] + [NUM_SHARED] * (len(reqs) - 1)
-
-
-def num_hits_of_the_last_round(on: HostScheduler) -> int:
-    """Ten prompts of 300 tokens, all at once in two rounds: those of the last one that start near their end.
-
-    Two run at a time.
-    """
-    prompts = [array("q", range(1_000 * number, 1_000 * number + 300)) for number in range(10)]
-    for _ in range(2):
-        reqs = [submit(on, each) for each in prompts]
-        run(on)
-    on.cache.sanity_check()
-    return sum(req.cached_tokens >= 284 for req in reqs)
-
-
-def test_what_waiting_requests_would_start_from_goes_last_and_the_end_of_the_queue_first() -> None:
-    """By worth some would be evicted just before their turn comes.
-
-    Memory is for eight: two are not held when the round starts, and take the memory of the two that come last.
-    """
-    assert num_hits_of_the_last_round(scheduler(num_kv_tokens=2_600, num_rows=2)) == 6
-
-
-def test_a_queue_that_nobody_looks_at_is_evicted_from_its_front(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control of the test above."""
-    monkeypatch.setattr(HybridCache, "queue", lambda *_: None)
-    assert num_hits_of_the_last_round(scheduler(num_kv_tokens=2_600, num_rows=2)) <= 4

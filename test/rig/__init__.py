@@ -1,10 +1,9 @@
 """A server's caches without a model: SGLang's own pools and cache classes on the host's memory, driven by a trace.
 
 `pools.py` builds a cache, stock or ours, as a scheduler would; `driver.py` serves the requests of a trace from it one
-after the other, through the functions that SGLang's scheduler calls; `meter.py` counts and times what the cache does.
+after the other, through the functions that SGLang's scheduler calls.
 `soak.py` keeps several random requests in flight (`workload.py`, `scheduler.py`) and accounts for all memory
 (`balance.py`) and for what every pass reads (`forward.py`, `contents.py`).
-`forest.py` fills a cache with states, whose evictions can be timed one by one.
 What is left out is the forward pass: KV and states are indices, and what they hold is nowhere computed.
 """
 

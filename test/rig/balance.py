@@ -98,17 +98,18 @@ def _check_bytes(joint: "JointMemory", kv: Any, num_tokens: int, num_states: int
 
 def _check_tree(cache: Any, in_flight: Collection[Any]) -> None:
     hybrid = getattr(cache.tree_core, "hybrid", None)
-    if hybrid is not None:
+    is_idle = not in_flight and not cache.ongoing_write_through and not cache.ongoing_load_back
+    # Stock's own check wants nothing locked.
+    if hybrid is not None or is_idle:
         cache.sanity_check()
+    if hybrid is not None:
         num_locks = sum(node.num_locks for node in hybrid.tree.nodes())
         num_held = sum(req.lock is not None and not cache.is_root(req.lock.node) for req in in_flight)
         num_copied = len(cache.ongoing_write_through) + len(cache.ongoing_load_back)
         assert num_locks == num_held + num_copied, (
             f"{num_locks} locks on the tree, {num_held} held by requests, {num_copied} by copies"
         )
-    if not in_flight and not cache.ongoing_write_through and not cache.ongoing_load_back:
-        # Stock's own check wants nothing locked.
-        cache.sanity_check()
+    if is_idle:
         assert cache.protected_size() == cache.mamba_protected_size() == 0, "something is locked, by nobody"
 
 

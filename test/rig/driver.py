@@ -26,8 +26,9 @@ import torch
 
 from marconi.engine.prefill.checkpoint import mark_written
 from marconi.policy.request import Request
+from rig.balance import check_balance
 from rig.clock import TraceClock
-from rig.pools import HostPools, Strategy
+from rig.pools import Division, HostPools, Strategy
 from rig.tokens import Tokens
 
 
@@ -88,21 +89,16 @@ class HostReplay:
         setattr(req, _ANSWER, answer)
         return req
 
+    @property
+    def lendable(self) -> tuple[int, int]:
+        """KV tokens and state slots that can be taken now; in one pool, each of them if the other is not."""
+        kv, slots = self.cache.token_to_kv_pool_allocator, self.cache.req_to_token_pool.mamba_allocator
+        is_joint = self.host.memory is Division.ONE_POOL
+        return kv.available_size(), slots.schedulable_available_size() if is_joint else slots.available_size()
+
     def check_invariants(self) -> None:
-        """Raise `AssertionError` unless, between requests, every token and slot is free or held by the tree."""
-        self.cache.sanity_check()
-        kv, live = self.cache.token_to_kv_pool_allocator, self.cache.req_to_token_pool.mamba_allocator
-        held = [("KV", kv, self.cache.all_values_flatten())]
-        # Checkpoints in int8 have slots of their own, and then the tree holds no others.
-        states = getattr(self.cache, "state_slots", live)
-        held.append(("slots", states, self.cache.all_mamba_values_flatten()))
-        if states is not live:
-            held.append(("live slots", live, torch.empty(0)))
-        for name, allocator, indices in held:
-            assert len(torch.unique(indices)) == len(indices), f"{name} held twice"
-            num_free = allocator.available_size()
-            assert num_free + len(indices) == allocator.size, f"{name}: {num_free} free, {len(indices)} held"
-        assert self.cache.protected_size() == self.cache.mamba_protected_size() == 0, "something is in use"
+        """Raise `AssertionError` unless, between requests, everything is free or held by the tree, once."""
+        check_balance(self.cache, [])
 
 
 _ANSWER = "marconi_answer"

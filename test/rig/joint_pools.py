@@ -17,6 +17,12 @@ KV_BYTES_PER_TOKEN: Final = 32
 STATE_BYTES: Final = 64 * KV_BYTES_PER_TOKEN
 
 
+def num_moved(cache: Any) -> int:
+    """Entries that SGLang has moved to close up what was freed in the one pool of `cache`."""
+    kv = cache.token_to_kv_pool_allocator
+    return sum(side._stats_n_flush_moves for side in (kv.full_attn_allocator, kv.mamba_allocator))
+
+
 def joint_pools(
     *,
     num_kv_tokens: int,

@@ -8,7 +8,7 @@ Sources: `srt/mem_cache/kv_cache_configurator.py`, `srt/mem_cache/kv_cache_build
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ from marconi.events.tree_log import TreeLog
 from marconi.policy.base import Costs
 from marconi_cpu import tiny_model
 from rig.clock import TraceClock
-from rig.joint_pools import joint_pools
+from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES, joint_pools
 
 if TYPE_CHECKING:
     from marconi.engine.cache.radix_cache import MarconiRadixCache
@@ -37,6 +37,10 @@ TRACK_INTERVAL_TOKENS = 256
 """SGLang's `--mamba-track-interval`, unless a page is longer."""
 LINK = LinkSpeed(25e9, 25e9)
 """Between the device and the host: PCIe 4."""
+COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
+"""States and KV are worth about the same on pools of a few hundred tokens."""
+JOINT_COSTS = replace(COSTS, kv_bytes_per_token=KV_BYTES_PER_TOKEN, state_bytes=STATE_BYTES)
+"""Where they share one pool, its bytes are real."""
 
 
 class Strategy(StrEnum):
@@ -111,6 +115,11 @@ class HostPools:
             raise ValueError(f"host_ratio must be 0 or more than 1, got {self.host_ratio:g}")
         if self.strategy is Strategy.NO_BUFFER and self.page_tokens > 1:
             raise ValueError(f"no_buffer with pages of {self.page_tokens} tokens: SGLang wants pages of 1")
+
+    @property
+    def costs(self) -> Costs:
+        """What KV and states cost on them."""
+        return COSTS if self.memory is Division.TWO_POOLS else JOINT_COSTS
 
     @property
     def num_working_slots(self) -> int:

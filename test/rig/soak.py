@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
-from marconi.events.tree_log import Tenant
+from marconi.engine.launch.policies import PolicyChoice
+from marconi.events.tree_log import Tenant, TreeLog
 from rig.balance import check_balance
 from rig.clock import TraceClock
 from rig.events import EventCheck
 from rig.miss_oracle import MissOracle
-from rig.pools import Division, HostPools, Strategy
+from rig.pools import Core, Division, HostPools, Strategy, marconi, stock
 from rig.scheduler import HostScheduler
 from rig.workload import NAMESPACES, Workload
 
@@ -49,11 +50,7 @@ class SoakPlan:
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a plan without requests, or without checks."""
-        numbers = {
-            "requests": self.num_requests,
-            "steps from check to check": self.check_every_steps,
-            "requests from drain to drain": self.drain_every_requests,
-        }
+        numbers = {"requests": self.num_requests, "steps from check to check": self.check_every_steps}
         for name, number in numbers.items():
             if number < 1:
                 raise ValueError(f"{name} must be 1 or more, got {number}")
@@ -179,3 +176,16 @@ class Soak:
     def num_events(self) -> int:
         """That the cache told, and that left what its tree holds; 0 where it notes nothing."""
         return 0 if self._events is None else self._events.num_events
+
+
+def soak_on_marconi(
+    host: HostPools, plan: SoakPlan, choice: PolicyChoice | None = None, log: TreeLog | None = None
+) -> Soak:
+    """Of our cache on new pools, by default with the policies of a server's default; its events are those of `log`."""
+    clock = TraceClock()
+    return Soak(marconi(host, choice or PolicyChoice("best"), host.costs, clock, log), host, plan, clock)
+
+
+def soak_on_stock(host: HostPools, plan: SoakPlan) -> Soak:
+    """Of SGLang's own cache on new pools."""
+    return Soak(stock(host, Core.PYTHON), host, plan, TraceClock())

@@ -22,8 +22,6 @@ ONE_POOL = replace(CACHE, joint_bytes=Use(6000 * CACHE.kv_bytes_per_token + 14 *
 PAGES = with_settings(page_tokens=16, ends="what SGLang tracked last", num_working_slots=3, num_lent_slots=0)
 CACHES = {
     "best": CACHE,
-    "lru": replace(CACHE, eviction="lru"),
-    "marconi": replace(CACHE, eviction="marconi", alpha=2.0),
     "one-pool": ONE_POOL,
     "pages": replace(PAGES, kv_tokens=Use(6400, 0, 0), state_slots=Use(20, 0, 0)),
 }

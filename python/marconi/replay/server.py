@@ -1,7 +1,7 @@
 """A server without a model: requests take memory as they run, from two pools or from one.
 
 What SGLang's scheduler does with a request, in the same order, so that the engine's cache and this replay give the same
-hits (`test/engine/test_host_replay.py`, and with requests beside each other `test/engine/test_in_flight.py`):
+hits, one after the other and beside each other (`test/engine/test_host_replay.py`):
 
     load          what a host tier, or a store behind it, has beyond the device's states, if that saves time: KV, a slot
     match         lock the state that it starts from; a slot for its copy, on which the request works
