@@ -165,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     view_command.add_parser(commands)
     router_command.add_parser(commands)
     _add_top(commands)
+    _add_why(commands)
     validate_command.add_parser(commands)
     for add_to in installed(COMMANDS):
         add_to(commands)
@@ -194,6 +195,26 @@ def _top(args: argparse.Namespace) -> int:
     if args.once:
         return top.show_once(args.url, Console(), args.api_key)
     return top.watch(args.url, args.interval_s, Console(), args.api_key)
+
+
+def _add_why(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    why = commands.add_parser(
+        "why",
+        help="say why requests of a server missed",
+        description="Say why the latest requests of a server missed, or one of them, part by part.",
+    )
+    why.add_argument("url", metavar="URL", help="the server's address, for example http://127.0.0.1:30000")
+    why.add_argument("request", nargs="?", metavar="REQUEST", help="the id of a request, or its beginning")
+    why.add_argument("--api-key", metavar="KEY", help="the server's administrator key, or its API key, if it has one")
+    why.set_defaults(run=_why)
+
+
+def _why(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from marconi.view import why
+
+    return why.show(args.url, args.request, Console(), args.api_key)
 
 
 def _seconds(text: str) -> float:

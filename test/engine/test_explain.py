@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from marconi import cli
 from marconi.engine.http.hints import KEY
 from marconi.engine.http.streams import around_stream, note_explained
 from marconi.engine.reports.explain import EXPLAIN, MAX_LATEST, OFF, Explained, Explanations, require_wish, uncached
@@ -173,7 +174,9 @@ def test_a_client_that_disconnects_from_a_stream_that_explains_leaves_nothing_ru
     assert "Traceback" not in server.log_path.read_text(errors="replace")
 
 
-def test_the_latest_requests_are_listed_newest_first_and_the_counts_add_up(server: ServerProcess) -> None:
+def test_the_latest_requests_are_listed_newest_first_and_the_counts_add_up(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
     rids = [answer(server.url, random_tokens(540 + number, 30), rid=f"explained-{number}")["id"] for number in range(3)]
     (rank,) = HTTP.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
     assert [each["rid"] for each in rank["requests"][:3]] == rids[::-1]
@@ -181,6 +184,8 @@ def test_the_latest_requests_are_listed_newest_first_and_the_counts_add_up(serve
     newest = rank["requests"][0]
     assert re.fullmatch(r"hit 0 of 30; 29: first seen( since the flush [^;]+)?; 1: last token", newest["line"])
     assert 0 <= newest["seconds_ago"] < 60
+    assert cli.main(["why", server.url, rids[-1]]) == 0
+    assert newest["line"] in capsys.readouterr().out
     (status,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     missed = {cause: num for cause, num in status["num_missed_tokens"].items() if cause != "uncached"}
     assert sum(missed.values()) == status["num_prompt_tokens"] - status["num_hit_tokens"]

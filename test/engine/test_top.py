@@ -1,4 +1,4 @@
-"""`marconi top` shows what a server answers, and says in one line why it cannot."""
+"""`marconi top` and `marconi why` show what a server answers, and say in one line why they cannot."""
 
 import json
 import socket
@@ -212,3 +212,78 @@ def test_an_interval_that_is_none_is_refused(interval: str, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         cli.main(["top", "http://127.0.0.1", "--interval-s", interval])
     assert "must be a number of seconds above 0" in capsys.readouterr().err
+
+
+def explained(rid: str, seconds_ago: float, num_hit_tokens: int, missed: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "rid": rid,
+        "seconds_ago": seconds_ago,
+        "num_prompt_tokens": 4674,
+        "num_hit_tokens": num_hit_tokens,
+        "line": f"hit {num_hit_tokens:,} of 4,674; and why not more",
+        "missed": missed,
+    }
+
+
+LAST = {"cause": "last_token", "start": 4673, "end": 4674}
+EVICTED = {"cause": "evicted_for_kv", "start": 2336, "end": 4673, "seconds_before": 93.2}
+OF_TWO_RANKS = [
+    {"dp_rank": 0, "requests": [explained("chat-3", 2.0, 4673, [LAST]), explained("chat-1", 41.0, 0, [])]},
+    {"dp_rank": 1, "requests": [explained("agent-2", 12.4, 2336, [EVICTED, LAST])]},
+]
+
+
+def test_why_lists_the_latest_requests_of_all_ranks_with_a_bar_of_what_was_cached(
+    server: tuple[type[Server], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler, url = server
+    handler.beside = {"/marconi/requests": (200, json.dumps({"ranks": OF_TWO_RANKS}).encode())}
+    assert cli.main(["why", url, "--api-key", "secret"]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["ago", "request", "cached", "why"]
+    shown = [row.split(maxsplit=4) for row in rows if "chat" in row or "agent" in row]
+    assert [row[:4] for row in shown] == [
+        ["2", "s", "chat-3", "█" * 10],
+        ["12", "s", "agent-2", "█" * 4 + "░" * 6],
+        ["41", "s", "chat-1", "░" * 10],
+    ]
+    assert shown[1][4].startswith("hit 2,336 of 4,674;")
+    assert handler.keys == ["Bearer secret"]
+
+
+def test_why_says_of_one_request_which_tokens_were_missed_and_for_what(
+    server: tuple[type[Server], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler, url = server
+    handler.beside = {"/marconi/requests": (200, json.dumps({"ranks": OF_TWO_RANKS}).encode())}
+    assert cli.main(["why", url, "agent"]) == 0
+    title, line, _, *parts, _ = capsys.readouterr().out.splitlines()
+    assert title == "agent-2, 12 s ago"
+    assert line == "hit 2,336 of 4,674; and why not more"
+    assert [" ".join(part.split()) for part in parts] == [
+        "2,336 0 2,336 cached",
+        "2,337 2,336 4,673 evicted for kv, 93 s before",
+        "1 4,673 4,674 last token",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rid", "body", "says"),
+    [
+        ("chat-9", {"ranks": OF_TWO_RANKS}, "must begin the id of one of the 3 latest requests of URL, got 'chat-9'"),
+        (None, {"error": "requests are not explained"}, "URL/marconi/requests answers 404: requests are not explained"),
+    ],
+)
+def test_why_says_in_one_line_that_there_is_nothing_to_show(
+    rid: str | None,
+    body: dict[str, Any],
+    says: str,
+    server: tuple[type[Server], str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    handler, url = server
+    handler.beside = {"/marconi/requests": (200 if "ranks" in body else 404, json.dumps(body).encode())}
+    handler.answers = (404, b"")
+    assert cli.main(["why", url, *([rid] if rid else [])]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says.replace("URL", url) in line

@@ -46,9 +46,9 @@ def address_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def ask(address: str, api_key: str | None = None) -> list[dict[str, Any]]:
-    """The status of every rank; `NoAnswer`, or `ValueError` in one line for a server that has none."""
-    endpoint = f"{address}/marconi"
+def ask(address: str, api_key: str | None = None, path: str = "/marconi") -> list[dict[str, Any]]:
+    """The answer of every rank at `path`; `NoAnswer`, or `ValueError` in one line for a server that has none."""
+    endpoint = f"{address}{path}"
     try:
         answer = from_json(endpoint, fetch(endpoint, api_key=api_key))
     except urllib.error.HTTPError as error:
@@ -56,7 +56,7 @@ def ask(address: str, api_key: str | None = None) -> list[dict[str, Any]]:
         _refuse_router(address, api_key, error.code)
         if error.code == HTTPStatus.NOT_FOUND and reason is None:
             raise ValueError(
-                f"{address} has no /marconi: an SGLang server has it if started with --radix-cache-backend marconi "
+                f"{address} has no {path}: an SGLang server has it if started with --radix-cache-backend marconi "
                 "and one tokenizer worker"
             ) from None
         raise ValueError(f"{endpoint} answers {error.code}: {reason or error.reason}") from None

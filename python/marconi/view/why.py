@@ -1,0 +1,75 @@
+"""`marconi why URL [REQUEST]`: why requests of a server missed, in a terminal.
+
+    URL              the latest requests of all ranks, the newest first: a bar of cached tokens, and the line
+    URL REQUEST      those whose id begins with REQUEST: the line, and each part that was missed, with its cause
+
+Asks `GET /marconi/requests` once. The server explains (`policy/misses.py`); this only lays out its answer.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from marconi.view.top import address_of, ask
+
+NUM_LATEST = 20
+_BAR_CELLS = 10
+
+
+def show(url: str, rid: str | None, console: Console, api_key: str | None = None) -> int:
+    """Print the latest requests, or those of `rid`; `ValueError` or `OSError`, one line, where there are none to show.
+
+    A server that no request has reached has an empty list.
+    """
+    address = address_of(url)
+    ranks = ask(address, api_key, "/marconi/requests")
+    requests = [request for rank in ranks for request in rank["requests"]]
+    requests.sort(key=lambda request: request["seconds_ago"])
+    if rid is None:
+        console.print(_latest(requests[:NUM_LATEST]))
+        return 0
+    found = [request for request in requests if request["rid"].startswith(rid)]
+    if not found:
+        raise ValueError(
+            f"REQUEST must begin the id of one of the {len(requests)} latest requests of {address}, got {rid!r}"
+        )
+    for request in found:
+        for part in _explained(request):
+            console.print(part)
+    return 0
+
+
+def _latest(requests: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("ago", justify="right", no_wrap=True)
+    table.add_column("request", max_width=12, overflow="ellipsis", no_wrap=True)
+    table.add_column("cached", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for request in requests:
+        table.add_row(f"{request['seconds_ago']:,.0f} s", Text(request["rid"]), _bar(request), Text(request["line"]))
+    return table
+
+
+def _bar(request: Mapping[str, Any]) -> str:
+    """Ten cells, of which all are full only if every token but the last was cached."""
+    num_full: int = _BAR_CELLS * request["num_hit_tokens"] // max(request["num_prompt_tokens"] - 1, 1)
+    return "█" * num_full + "░" * (_BAR_CELLS - num_full)
+
+
+def _explained(request: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield Text(f"{request['rid']}, {request['seconds_ago']:,.0f} s ago", style="bold")
+    yield Text(request["line"])
+    table = Table(box=None, pad_edge=False)
+    for name in ("tokens", "from", "to"):
+        table.add_column(name, justify="right")
+    table.add_column("cause")
+    table.add_row(f"{request['num_hit_tokens']:,}", "0", f"{request['num_hit_tokens']:,}", "cached")
+    for miss in request["missed"]:
+        cause = miss["cause"].replace("_", " ")
+        ago = f", {miss['seconds_before']:,.0f} s before" if "seconds_before" in miss else ""
+        table.add_row(f"{miss['end'] - miss['start']:,}", f"{miss['start']:,}", f"{miss['end']:,}", f"{cause}{ago}")
+    yield Padding(table, (0, 0, 1, 2))
