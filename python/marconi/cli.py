@@ -259,7 +259,7 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
         metavar="SIZE",
         help="size of the weights on one card (default: from the configuration and its quantisation)",
     )
-    check.add_argument("--json", type=Path, metavar="FILE", help="write the answer to this file")
+    check.add_argument("--json", type=Path, metavar="FILE", help="write the answer there (- is stdout)")
     check.set_defaults(run=_check)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from marconi.cli import ended_at_once, require_server_extra
 from marconi.replay.command import positive
+from marconi.replay.result import STDOUT
 from marconi_cpu.demo.options import DemoOptions
 from marconi_cpu.demo.server_process import ServerFailed
 from marconi_cpu.tiny_model import Family, write
@@ -28,7 +29,7 @@ def add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     demo.add_argument("--model-path", metavar="DIR_OR_NAME", help="any hybrid model (default: build a small one)")
     demo.add_argument("--family", choices=_FAMILIES, default="gdn", help="family of the small model (default: gdn)")
-    demo.add_argument("--json", type=Path, metavar="FILE", help="write the comparison to this file")
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write the comparison there (- is stdout)")
     demo.add_argument(
         "--context-chars",
         type=positive,
@@ -74,7 +75,7 @@ def _demo(args: argparse.Namespace) -> int:
         ),
     )
     options.require_possible()
-    console = Console()
+    console = Console(stderr=args.json == STDOUT)
     with ended_at_once(), console.status("load SGLang (about 20 s)"):
         from marconi_cpu.demo.run import run
     try:

@@ -426,6 +426,11 @@ def test_a_command_line_that_would_be_served_exits_with_0(tmp_path: Path, capsys
     assert {"flag": "--page-size", "value": "64", "reason": None} in read["flags"]
 
 
+def test_the_answer_goes_to_stdout_alone_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--json", "-", "--", "--model-path", GDN) == 0
+    assert json.loads(capsys.readouterr().out)["served"] is True
+
+
 def test_one_that_would_not_exits_with_1_and_a_reason_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--", "--model-path", GDN, "--enable-lmcache", "--enable-streaming-session", "--pp-size", "2") == 1
     shown = " ".join(capsys.readouterr().out.split())

@@ -78,6 +78,9 @@ def test_the_table_and_the_file_hold_every_policy_at_every_memory(
     table = capsys.readouterr().out
     for word in (*policies, "hit rate", "FLOPs saved", "TTFT p50", "evictions", "states kept", "> 1 s"):
         assert word in table
+    assert main([*argv[:-1], "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == document, "it is alone on stdout"
+    assert not Path("-").exists()
 
 
 def test_block_caches_of_so_many_blocks_give_the_block_replays_numbers_by_name(

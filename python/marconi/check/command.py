@@ -1,6 +1,7 @@
 """The subcommand `marconi check`."""
 
 import argparse
+from functools import partial
 
 from marconi.check.answer import answer
 from marconi.check.line import CommandLine
@@ -8,8 +9,8 @@ from marconi.check.machine import Machine, Platform
 from marconi.check.report import render, to_json
 from marconi.engine.launch.model import Model
 from marconi.replay.memory import MemorySize
-from marconi.replay.report import console_for_tables
-from marconi.replay.result import require_writable, write
+from marconi.replay.report import deliver
+from marconi.replay.result import require_writable
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,7 +23,5 @@ def run(args: argparse.Namespace) -> int:
         launch_args.remove("--")
     line = CommandLine.parse(launch_args)
     found = answer(line, Model.find(line.model_path, args.config), machine)
-    console_for_tables().print(render(found))
-    if args.json is not None:
-        write(args.json, to_json(found))
+    deliver(render(found), args.json, partial(to_json, found))
     return 0 if found.is_served else 1

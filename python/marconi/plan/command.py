@@ -11,8 +11,8 @@ from marconi.replay.command import MEMORY_OF_CARD, add_shared
 from marconi.replay.inputs import memory_of_card, read_inputs, require_memory_for, resolve, storage_of
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
-from marconi.replay.report import console_for_tables
-from marconi.replay.result import require_writable, write
+from marconi.replay.report import deliver
+from marconi.replay.result import require_writable
 from marconi.replay.task import ReplayInputs
 
 
@@ -40,7 +40,5 @@ def _plan(
     plan = make_plan(inputs, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes, storage)
     if extend is not None:
         plan = extend(args, inputs, plan)
-    console_for_tables().print(render(plan))
-    if args.json is not None:
-        write(args.json, plan.to_json())
+    deliver(render(plan), args.json, plan.to_json)
     return 0

@@ -8,8 +8,11 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from rich.console import Group
 
 from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.policy.store import FIRST_BYTES_PER_S
@@ -21,8 +24,8 @@ from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
-from marconi.replay.report import causes, console_for_tables, tables
-from marconi.replay.result import Report, require_writable, write
+from marconi.replay.report import causes, deliver, tables
+from marconi.replay.result import Report, require_writable
 from marconi.replay.reuse import Reuse
 from marconi.replay.task import UNBOUNDED_BYTES, Mode, Task
 from marconi.replay.trace import write as write_trace
@@ -157,7 +160,9 @@ def add_shared(
         metavar="GB/S",
         help=f"from the store to the host (default: {FIRST_BYTES_PER_S / 1e9:g}, as a server until it has measured it)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help=f"write the results there (- is stdout){without_timings}"
+    )
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
     parser.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one a core)")
     batching = parser.add_argument_group("queueing mode")
@@ -240,11 +245,8 @@ def _replay(args: argparse.Namespace) -> int:
     with metered("replay", num_requests) as meter:
         runs = run_tasks(inputs, tasks, num_processes, meter.advance)
     report = Report(inputs, unbounded, bounded(inputs, runs, num_processes))
-    console_for_tables().print(tables(report, args.timings))
-    if args.explain:
-        console_for_tables().print(causes(report))
-    if args.json is not None:
-        write(args.json, report.to_json(args.timings))
+    shown = [tables(report, args.timings), *([causes(report)] if args.explain else ())]
+    deliver(Group(*shown), args.json, partial(report.to_json, args.timings))
     plural = "" if num_requests == 1 else "s"
     print(f"marconi: {num_requests:,} request{plural} replayed in {time.monotonic() - start_s:.1f} s", file=sys.stderr)
     return 0

@@ -8,9 +8,11 @@ its parts if they fit, else as many columns as fit at a time. Names and numbers 
 there is no width to keep.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -20,7 +22,7 @@ from rich.text import Text
 
 from marconi.policy.misses import Cause
 from marconi.replay.memory import format_bytes
-from marconi.replay.result import PolicyResult, Report
+from marconi.replay.result import STDOUT, PolicyResult, Report, write
 from marconi.replay.store import Traffic
 
 UNLIMITED_WIDTH = 10_000
@@ -92,6 +94,14 @@ def console_for_tables() -> Console:
     """Stdout, wide enough for any table where it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=UNLIMITED_WIDTH)
+
+
+def deliver(shown: RenderableType, path: Path | None, document: Callable[[], dict[str, Any]]) -> None:
+    """Print `shown`, and write `document` to the `path` of `--json`; if that is `STDOUT`, nothing else is printed."""
+    if path != STDOUT:
+        console_for_tables().print(shown)
+    if path is not None:
+        write(path, document())
 
 
 def tables(report: Report, timings: bool = False) -> RenderableType:

@@ -26,16 +26,20 @@ import json
 import math
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from marconi.replay.outcome import Outcome
 from marconi.replay.server import ServerReplay
 from marconi.replay.store import Traffic
 from marconi.replay.target import ReplayTarget
 from marconi.replay.task import ReplayInputs, Task
+
+STDOUT: Final = Path("-")
+"""In place of a result file."""
 
 
 def nearest_rank(rising: Sequence[float], percent: int) -> float:
@@ -234,7 +238,7 @@ def dumps(document: dict[str, Any]) -> str:
 
 def require_writable(path: Path | None, option: str = "--json") -> None:
     """`ValueError` for the file of `option` that could not be written, before the work whose result it is to hold."""
-    if path is None:
+    if path is None or path == STDOUT:
         return
     if path.is_dir():
         raise ValueError(f"{option} must be a file, got the folder {path}")
@@ -251,11 +255,14 @@ def require_writable(path: Path | None, option: str = "--json") -> None:
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """Write a result file whole or not at all; `OSError`, in which it is named, if that fails.
+    """Write a result file whole or not at all, or to `STDOUT`; `OSError`, in which it is named, if that fails.
 
     What is no plain file, a device, a pipe or a link, is written to directly.
     """
     text = dumps(document)
+    if path == STDOUT:
+        sys.stdout.write(text)
+        return
     try:
         if not _is_replaceable(path):
             path.write_text(text, encoding="utf-8")

@@ -9,13 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Group
+from rich.text import Text
+
 from marconi.model import load
 from marconi.policy.request import Trace
 from marconi.replay.command import add_trace, positive
 from marconi.replay.inputs import read_trace
 from marconi.replay.progress import metered
-from marconi.replay.report import console_for_tables
-from marconi.replay.result import require_writable, write
+from marconi.replay.report import deliver
+from marconi.replay.result import require_writable
 from marconi.validate.comparison import Comparison, Row
 from marconi.validate.prediction import Prediction, Sent, replay_of
 from marconi.validate.prompts import Prompts
@@ -58,7 +61,9 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     validate.add_argument("--max-requests", type=positive, metavar="N", help="send no more than the first N")
     validate.add_argument("--api-key", metavar="KEY", help="the server's API key, if it has one")
-    validate.add_argument("--json", type=Path, metavar="FILE", help="write both sides of every request there")
+    validate.add_argument(
+        "--json", type=Path, metavar="FILE", help="write both sides of every request there (- is stdout)"
+    )
     validate.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn times and workloads (default: 0)")
     add_trace(validate)
     validate.set_defaults(run=_validate)
@@ -104,14 +109,9 @@ def _validate(args: argparse.Namespace) -> int:
         for (index, rid, each), says in zip(sent, predicted, strict=True)
     )
     comparison = Comparison(server.address, args.trace, args.concurrency, tolerance, num_refused, rows)
-    console = console_for_tables()
-    console.print(comparison.table())
-    print()
-    for line in () if comparison.tolerance_points is not None and comparison.agrees else comparison.parted():
-        print(line)
-    print(comparison.sentence())
-    if args.json is not None:
-        write(args.json, comparison.to_json())
+    is_close = comparison.tolerance_points is not None and comparison.agrees
+    lines = ("", *(() if is_close else comparison.parted()), comparison.sentence())
+    deliver(Group(comparison.table(), *map(Text, lines)), args.json, comparison.to_json)
     return 0 if comparison.agrees else 1
 
 

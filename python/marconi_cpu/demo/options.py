@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marconi.engine.version import Refusal
+from marconi.replay.result import require_writable
 from marconi_cpu.tiny_model import Family
 
 
@@ -23,12 +24,8 @@ class DemoOptions:
     server_args: tuple[str, ...]
 
     def require_possible(self) -> None:
-        """Raise `Refusal` for a model that is not there or a file that cannot be written."""
-        if self.json_path is not None:
-            if not self.json_path.parent.is_dir():
-                raise Refusal(f"--json must be in an existing folder, got {self.json_path}")
-            if self.json_path.is_dir():
-                raise Refusal(f"--json must be a file, got the folder {self.json_path}")
+        """Raise `ValueError` for a model that is not there or a file that cannot be written."""
+        require_writable(self.json_path)
         path = self.model_path
         if path is not None and path.startswith(("/", ".")) and not Path(path).exists():
             raise Refusal(f"--model-path must be a checkpoint folder or a hub name, got {path!r}, which does not exist")

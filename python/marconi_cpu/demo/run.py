@@ -5,7 +5,6 @@ the server that runs at that moment is stopped before the demo returns.
 """
 
 import importlib.metadata
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from rich.progress import (
 
 from marconi.engine.launch.flags import BACKEND, Time
 from marconi.engine.version import Refusal, one_line
+from marconi.replay.result import write
 from marconi_cpu import tiny_model
 from marconi_cpu.demo import program
 from marconi_cpu.demo.comparison import (
@@ -80,8 +80,7 @@ def run(options: DemoOptions, console: Console) -> bool:
     console.print(table_of(requests, f"{name} on {device}, {memory}"))
     console.print(sentence_of(requests), highlight=False)
     if options.json_path is not None:
-        options.json_path.write_text(json.dumps(to_json(name, device, requests), indent=2) + "\n", encoding="utf-8")
-        console.print(f"written to {options.json_path}")
+        write(options.json_path, to_json(name, device, requests))
     return all(request.equal for request in requests)
 
 

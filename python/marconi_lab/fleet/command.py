@@ -16,8 +16,8 @@ from marconi.replay.inputs import read_inputs, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores, run_all
 from marconi.replay.progress import metered
-from marconi.replay.report import console_for_tables
-from marconi.replay.result import require_writable, write
+from marconi.replay.report import deliver
+from marconi.replay.result import require_writable
 from marconi.replay.task import Task
 from marconi.replay.trace import in_blocks
 from marconi_lab.fleet.plan import with_layouts
@@ -114,9 +114,7 @@ def _run_fleets(args: argparse.Namespace) -> int:
         singles=singles,
         runs=tuple(runs),
     )
-    console_for_tables().print(tables(report, args.timings))
-    if args.json is not None:
-        write(args.json, report.to_json(args.timings))
+    deliver(tables(report, args.timings), args.json, partial(report.to_json, args.timings))
     print(f"marconi: {num_requests:,} requests simulated in {time.monotonic() - start_s:.1f} s", file=sys.stderr)
     return 0
 
