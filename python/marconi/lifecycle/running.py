@@ -83,11 +83,15 @@ def reserved(batch: Sequence[Missing], rows: Rows, are_slots_shared: bool) -> Am
 
     A locked state takes a slot from others only where the tree's states and requests share them.
     """
-    num_slots = sum([each.num_slots for each in batch]) + max(rows.num_free, 0) * rows.num_slots
+    num_tokens, num_slots = len(batch) * rows.page_tokens, max(rows.num_free, 0) * rows.num_slots
+    num_locked_by_others = rows.num_locked
+    for request in batch:
+        num_tokens += request.num_tokens
+        num_slots += request.num_slots
+        num_locked_by_others -= request.is_holding
     if are_slots_shared:
-        num_locked_by_others = rows.num_locked - sum([each.is_holding for each in batch])
         num_slots += max(rows.num_rows - len(batch) - num_locked_by_others, 0)
-    return Amount(sum([each.num_tokens + rows.page_tokens for each in batch]), num_slots)
+    return Amount(num_tokens, num_slots)
 
 
 def grant(
