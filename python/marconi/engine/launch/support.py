@@ -1,13 +1,13 @@
-"""Reasons why a server with this backend is not started: one table, with three callers.
+"""Reasons why a server with this backend is not started, in tables of one form, with three callers.
 
-    startup          before a process is started      raises the first reason of the arguments
-    backend          when a scheduler builds its cache      raises the first reason of the cache, then of the pools
-    marconi check    without a device or a server      shows them all
+    `plugin/startup.py`    before a process is started          raises the first reason of the arguments
+    `plugin/backend.py`    when a scheduler builds its cache    raises the first reason of the cache, then of the pools
+    `marconi check`        without a device or a server         shows them all
 
 A row is a setting of SGLang that this cache does not support on a hybrid model, with what would break, or a condition
-and its line, which may name a field of the launch. What the cache has to know of a
-server beside its arguments is `Facts`: `backend` takes them from the model that is loaded, `marconi check` from the
-model's configuration, and nothing else may decide. Settings that cannot be tested without a device are refused, too.
+and its line, which may name a field of the launch. What the cache has to know of a server beside its arguments is
+`Facts`: the backend takes them from the model that is loaded, `marconi check` from the model's configuration, and
+nothing else may decide. Settings that cannot be tested without a device are refused, too.
 docs/status.md lists the same settings (`test/engine/test_support.py` compares them).
 """
 
