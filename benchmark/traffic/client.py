@@ -1,6 +1,7 @@
 """A server's client: asks a shape's waves of it, and notes what each request had from the cache."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,7 +13,7 @@ from marconi.engine.http.hints import KEY as HINTS
 from marconi.engine.reports.explain import EXPLAIN
 from marconi_cpu.demo.stream import WrongAnswer, chunks, generated
 
-from .figures import Waits
+from .figures import Counters
 from .oracle import Asked, Served
 from .program import Ask, Program, Wave, Way
 from .text import ids_of
@@ -41,11 +42,14 @@ def ask(url: str, program: Program, *, explains: bool = False) -> list[Asked]:
             return asked
 
 
-def waits(url: str) -> Waits:
-    """What a server of this project has counted above its host tier so far; nothing without one."""
+def counters(url: str) -> Counters:
+    """The counts of a server of this project so far: of a host tier if it has one, and of causes if it explains."""
     ranks = httpx.get(f"{url}/marconi", timeout=TIMEOUT_S, trust_env=False).raise_for_status().json()["ranks"]
     hosts = [rank["host"] for rank in ranks if rank["host"] is not None]
-    return Waits(*(sum(host[name] for host in hosts) for name in ("num_evictions", "num_waits")))
+    missed = Counter[str]()
+    for rank in ranks:
+        missed.update(rank["num_missed_tokens"] or {})
+    return Counters(*(sum(host[name] for host in hosts) for name in ("num_evictions", "num_waits")), missed)
 
 
 @dataclass(frozen=True, slots=True)

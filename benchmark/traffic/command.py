@@ -1,8 +1,8 @@
 """Ordinary shapes of traffic on real servers: the tokens that came from the cache, over those that could have.
 
     python benchmark/traffic [--shape NAME ...] [--memory plentiful|short|short-with-host|all] [--family gdn|mamba2]
-                             [--server NAME ...] [--small] [--rig] [--check] [--json FILE]
-                             [--plot FILE.svg]
+                             [--server NAME ...] [--small] [--rig] [--times N] [--explain] [--check]
+                             [--json FILE] [--plot FILE.svg]
     python benchmark/traffic --read FILE...        the table, the check and the plot of figures written by --json
 
 Stock SGLang with its two strategies and this project's cache with both, one server after the other; all shapes on each,
@@ -30,13 +30,14 @@ import httpx
 from rich.console import Console
 
 from marconi.cli import interrupt_when_terminated
+from marconi.replay.command import positive
 from marconi.replay.result import require_writable
 from marconi_cpu import tiny_model
 from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 from marconi_cpu.demo.stream import WrongAnswer
 
-from .client import ask, waits
-from .figures import Count, Row, Waits, behind, table_of
+from .client import ask, counters
+from .figures import Count, Counters, Row, behind, causes_of, table_of
 from .plot import save
 from .program import Scale
 from .servers import COMMON_ARGS, POOLS, Memory, Server
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     servers = [server for server in Server if any(server in row.counts for row in rows)]
     console.print(table_of(rows, servers, "ordinary traffic"))
+    if args.explain:
+        console.print(causes_of(rows, servers))
     if args.json is not None:
         on = "rig" if args.rig else f"tiny-{args.family}"
         document = {"on": on, "small": args.small, "rows": [row.to_json() for row in rows]}
@@ -84,14 +87,14 @@ def measure(args: argparse.Namespace, console: Console) -> list[Row]:
         for memory in args.memory:
             for server in filter(memory.is_for, args.server):
                 log = scratch / f"{server}-{memory}.log"
-                server_args = [*COMMON_ARGS, *memory.args(server), *server.args]
+                server_args = [*COMMON_ARGS, *memory.args(server, args.times), *server.args]
                 with ServerProcess(model, server_args, log_path=log) as running:
                     for shape in args.shape:
                         started_s = time.monotonic()
-                        before = waits(running.url) if server.is_ours else Waits()
+                        before = counters(running.url) if server.is_ours else Counters()
                         with console.status(f"{server}, {memory} memory: {shape}"):
                             asked = ask(running.url, BY_NAME[shape].program(scale))
-                        since = waits(running.url).since(before) if server.is_ours else Waits()
+                        since = counters(running.url).since(before) if server.is_ours else Counters()
                         counts.setdefault((shape, memory), {})[server] = Count.of(asked, since)
                         took = f"{time.monotonic() - started_s:.0f} s"
                         console.print(f"{server}, {memory} memory: {shape} {took}", highlight=False)
@@ -114,7 +117,10 @@ def replay(args: argparse.Namespace, console: Console) -> list[Row]:
             with console.status(f"{memory} memory: {shape}"):
                 program = BY_NAME[shape].program
                 asked = filter(memory.is_for, args.server)
-                counts = {server: Count.of(*rig.ask(server, pools[memory], program(scale))) for server in asked}
+                counts = {
+                    server: Count.of(*rig.ask(server, pools[memory].times(args.times), program(scale)))
+                    for server in asked
+                }
             rows.append(Row(shape, memory, counts))
             console.print(f"{memory} memory: {shape}", highlight=False)
     return rows
@@ -131,6 +137,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--small", action="store_true", help="half as many, half as long")
     parser.add_argument("--rig", action="store_true", help="without servers, larger")
+    parser.add_argument("--times", type=positive, default=1, metavar="N", help="N times the memory (default: 1)")
+    parser.add_argument("--explain", action="store_true", help="missed tokens by cause as well")
     parser.add_argument("--check", action="store_true", help="exit status 1 where ours is behind")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures there, as SVG")

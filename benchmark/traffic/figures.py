@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.box import SIMPLE
@@ -16,15 +16,17 @@ MARGIN = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """Evictions above a host tier, and how many of them waited for copies."""
+class Counters:
+    """Evictions above a host tier, how many of them waited for copies, and missed tokens by cause."""
 
     num_evictions: int = 0
     num_waits: int = 0
+    missed: Mapping[str, int] = field(default_factory=dict)
 
-    def since(self, before: "Waits") -> "Waits":
+    def since(self, before: "Counters") -> "Counters":
         """What has come since `before`."""
-        return Waits(self.num_evictions - before.num_evictions, self.num_waits - before.num_waits)
+        missed = {cause: num - before.missed.get(cause, 0) for cause, num in self.missed.items()}
+        return Counters(self.num_evictions - before.num_evictions, self.num_waits - before.num_waits, missed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,13 @@ class Count:
     """Above a host tier."""
     num_waits: int = 0
     """Those of them that waited for copies."""
+    missed: Mapping[str, int] = field(default_factory=dict)
+    """Tokens by cause, of requests that are not counted, too; none of stock's."""
 
     @classmethod
-    def of(cls, asked: Sequence[Asked], waits: Waits = Waits()) -> "Count":
+    def of(cls, asked: Sequence[Asked], counters: Counters | None = None) -> "Count":
         """Of all requests of a shape, in their order."""
+        counters = counters or Counters()
         served = [each.served for each in asked]
         counted = [each for each in asked if each.is_counted]
         could, known = (
@@ -59,8 +64,9 @@ class Count:
             num_knowable_tokens=known,
             num_cached_tokens=sum(each.num_cached_tokens for each in counted),
             ttft_s=statistics.median(each.ttft_s for each in counted),
-            num_evictions=waits.num_evictions,
-            num_waits=waits.num_waits,
+            num_evictions=counters.num_evictions,
+            num_waits=counters.num_waits,
+            missed={cause: num for cause, num in counters.missed.items() if num},
         )
 
     @property
@@ -162,6 +168,22 @@ def table_of(rows: Sequence[Row], servers: Sequence[Server], title: str) -> Tabl
             f"{100 * (row.behind or 0.0):.1f}" if row in late else "",
             *([_waited([row.counts[Server.MARCONI]] if Server.MARCONI in row.counts else [])] if is_tiered else []),
         )
+    return table
+
+
+def causes_of(rows: Sequence[Row], servers: Sequence[Server]) -> Table:
+    """A line a row and server of this project's: missed tokens by cause."""
+    table = Table(title="missed tokens by cause", box=SIMPLE)
+    for name in ("shape", "memory", "server"):
+        table.add_column(name, no_wrap=True)
+    causes = dict.fromkeys(cause for row in rows for count in row.counts.values() for cause in count.missed)
+    for cause in causes:
+        table.add_column(cause.replace("_", " "), justify="right")
+    for row in rows:
+        for server in servers:
+            missed = row.counts[server].missed if server in row.counts else {}
+            if missed:
+                table.add_row(row.shape, row.memory, server, *(f"{missed.get(cause, 0):,}" for cause in causes))
     return table
 
 

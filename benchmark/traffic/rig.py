@@ -24,7 +24,7 @@ from rig.pools import Division, HostPools, Strategy, marconi, stock
 from rig.scheduler import HostScheduler
 from rig.workload import Origin, Script
 
-from .figures import Waits
+from .figures import Counters
 from .oracle import Asked, Served
 from .program import Ask, Program, Scale, Wave, Way
 from .servers import CHUNK_TOKENS, Memory, Pools, Server
@@ -44,8 +44,8 @@ _STEP_S, _TOKEN_S = 0.02, 2e-4
 """Of a step, and of each token that it prefills: about what a small model takes on a CPU."""
 
 
-def ask(server: Server, pools: Pools, program: Program) -> tuple[list[Asked], Waits]:
-    """All of `program`, asked of a new cache, in the order in which it was asked; and its waits above a host tier."""
+def ask(server: Server, pools: Pools, program: Program) -> tuple[list[Asked], Counters]:
+    """All of `program`, asked of a new cache, in the order in which it was asked; and our cache's counts."""
     rig = _Rig(server, pools)
     asked: list[Asked] = []
     try:
@@ -56,7 +56,7 @@ def ask(server: Server, pools: Pools, program: Program) -> tuple[list[Asked], Wa
             counted = [each for each in answers if each.is_counted and each.served.output]
             wave = program.send([each.served.output for each in counted[:: wave.asks[0].num_samples]])
     except StopIteration:
-        return asked, rig.waits(server)
+        return asked, rig.counters(server)
 
 
 def _steps(wave: Wave) -> list[list[tuple[Ask, bool]]]:
@@ -100,10 +100,13 @@ class _Rig:
             for (each, is_counted), output, req in zip(asks, outputs, reqs, strict=True)
         ]
 
-    def waits(self, server: Server) -> Waits:
+    def counters(self, server: Server) -> Counters:
         """Those of this project's cache."""
-        host = self._scheduler.cache.status().host if server.is_ours else None
-        return Waits() if host is None else Waits(host.num_evictions, host.num_waits)
+        if not server.is_ours:
+            return Counters()
+        status = self._scheduler.cache.status()
+        missed, host = status.num_missed_tokens or {}, status.host
+        return Counters(0, 0, missed) if host is None else Counters(host.num_evictions, host.num_waits, missed)
 
     def _submit(self, each: Ask, output: tuple[int, ...]) -> Any:
         answer = array("q", output or _FIRST)

@@ -58,9 +58,9 @@ class Memory(StrEnum):
         """Whether `server` differs from the others with it."""
         return self is Memory.TIERED or server is not Server.STOCK_WRITE_BACK
 
-    def args(self, server: Server) -> list[str]:
-        """Of a server's command line."""
-        pools = POOLS[self]
+    def args(self, server: Server, times: int = 1) -> list[str]:
+        """Flags of a server with `times` its memory."""
+        pools = POOLS[self].times(times)
         tier = ["--enable-hierarchical-cache", "--hicache-ratio", str(pools.host_ratio)]
         tier += ["--hicache-write-policy", server.write_policy, "--hicache-io-backend", "direct"]
         tier += ["--hicache-mem-layout", "page_first_direct"]
@@ -79,6 +79,10 @@ class Pools(NamedTuple):
     num_running: int
     host_ratio: float = 0.0
     """Of a host tier to these; 0 without one."""
+
+    def times(self, factor: int) -> "Pools":
+        """`factor` times the memory, for as many requests at a time."""
+        return self._replace(num_kv_tokens=factor * self.num_kv_tokens, num_slots=factor * self.num_slots)
 
 
 POOLS = {

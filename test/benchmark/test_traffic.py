@@ -270,10 +270,11 @@ def test_above_a_host_tier_the_table_says_how_many_evictions_waited(capsys: pyte
     from rich.console import Console
 
     def tiered(num_evictions: int, num_waits: int) -> Any:
-        count = figures.Count.of([asked([1], 0)], figures.Waits(num_evictions, num_waits))
+        count = figures.Count.of([asked([1], 0)], figures.Counters(num_evictions, num_waits))
         return figures.Row("a-shape", "short-with-host", {servers.Server.MARCONI: count})
 
-    assert figures.Waits(5, 2).since(figures.Waits(3, 2)) == figures.Waits(2, 0)
+    before, after = figures.Counters(3, 2, {"no_slot": 4}), figures.Counters(5, 2, {"no_slot": 9, "no_state": 1})
+    assert after.since(before) == figures.Counters(2, 0, {"no_slot": 5, "no_state": 1})
     Console(width=140).print(figures.table_of([tiered(5, 2), tiered(0, 0)], [servers.Server.MARCONI], "title"))
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split()[-3:] for line in lines if line.strip().startswith(("a-shape", "mean"))]
