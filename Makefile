@@ -11,7 +11,7 @@ PYTHON  ?= python3
 ARGS    ?=
 BENCH   ?=
 # All of `benchmark` that has no target of its own; a file's first line describes it.
-BENCHMARKS := $(filter-out $(foreach name,cuda_check meter pack_environment steps recipes figures/__init__ rig/__init__,benchmark/$(name).py),\
+BENCHMARKS := $(filter-out $(foreach name,cuda_check pack_environment steps recipes figures/__init__ rig/__init__,benchmark/$(name).py),\
 	$(wildcard benchmark/*.py benchmark/*/__init__.py))
 
 # uv from the path if it is there, else one fetched into the tree.

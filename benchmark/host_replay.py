@@ -33,9 +33,9 @@ from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.request import Trace
 from marconi.replay.progress import metered
 from marconi.replay.trace import Half, ReadOptions, read
-from meter import Meter
 from rig.clock import TraceClock
 from rig.driver import HostReplay
+from rig.meter import Meter
 from rig.pools import Core, HostPools, Strategy, marconi, stock
 
 BACKENDS = ("stock", "marconi")

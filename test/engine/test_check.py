@@ -421,14 +421,9 @@ def test_a_command_line_that_would_be_served_exits_with_0(tmp_path: Path, capsys
     assert "a state 77,266,944 bytes" in shown
     assert "served: the cache is marconi, states kept by judicious" in shown
     read = json.loads(file.read_text(encoding="utf-8"))
-    assert read["served"] is True
-    assert read["pools"]["num_working_slots"] == 3
+    assert (read["served"], read["pools"]["num_working_slots"]) == (True, 3)
+    assert (run("--gpu-memory", "180GB", "--json", "-", *argv), json.loads(capsys.readouterr().out)) == (0, read)
     assert {"flag": "--page-size", "value": "64", "reason": None} in read["flags"]
-
-
-def test_the_answer_goes_to_stdout_alone_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--json", "-", "--", "--model-path", GDN) == 0
-    assert json.loads(capsys.readouterr().out)["served"] is True
 
 
 def test_one_that_would_not_exits_with_1_and_a_reason_each(capsys: pytest.CaptureFixture[str]) -> None:
