@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sglang.version
@@ -304,3 +305,18 @@ def test_the_plugin_hooks_nothing_but_the_ledger() -> None:
     hooked = {touch.target for group in upstream.of_every_process(is_active()) for touch in group.hooks}
     guarded = {touch.target for touch in upstream.REQUESTS.hooks}
     assert hooked <= ours <= hooked | guarded
+
+
+def test_servers_of_tests_check_their_trees_whenever_they_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By SGLang's own variable, which `conftest.py` sets and `docs/serving.md` names, and SGLang's own checker."""
+    from sglang.srt.managers.scheduler_components.invariant_checker import SchedulerInvariantChecker
+
+    checked: list[str] = []
+    cache = SimpleNamespace(
+        supports_prefix_sharing=lambda: True, supports_mamba=lambda: True, sanity_check=lambda: checked.append("tree")
+    )
+    scheduler = SimpleNamespace(is_hybrid_swa=False, is_hybrid_ssm=True, tree_cache=cache)
+    SchedulerInvariantChecker._check_tree_cache(scheduler)
+    monkeypatch.setenv("SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK", "0")
+    SchedulerInvariantChecker._check_tree_cache(scheduler)
+    assert checked == ["tree"], "checked as in tests, and not where the variable is off"
