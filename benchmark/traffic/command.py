@@ -1,6 +1,6 @@
 """Ordinary shapes of traffic on real servers: the tokens that came from the cache, over those that could have.
 
-    python benchmark/traffic [--shape NAME ...] [--memory plentiful|short|short-with-host|all] [--family gdn|mamba2]
+    python benchmark/traffic [--shape NAME ...] [--memory plentiful|short|short-with-host|all] [--family NAME]
                              [--server NAME ...] [--small] [--rig] [--times N] [--explain] [--check]
                              [--json FILE] [--plot FILE.svg]
     python benchmark/traffic --read FILE...        the table, the check and the plot of figures written by --json
@@ -131,7 +131,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     names = [shape.name for shape in SHAPES]
     parser.add_argument("--shape", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--memory", choices=[*Memory, "all"], default="all", help="default: all")
-    parser.add_argument("--family", type=_family, default=tiny_model.Family.GDN, help="gdn or mamba2 (default: gdn)")
+    parser.add_argument(
+        "--family", type=_family, default=tiny_model.Family.GDN, help=f"{', '.join(tiny_model.Family)} (default: gdn)"
+    )
     parser.add_argument(
         "--server", nargs="+", choices=[*Server], default=[*Server], metavar="NAME", help=", ".join(Server)
     )

@@ -75,15 +75,13 @@ def mamba2_checkpoint(pool: Tensor, *, num_groups: int, chunk_size: int, dtype: 
     )
 
 
-def short_conv_checkpoint(pool: Tensor, *, dtype: torch.dtype, row_stride: int | None = None) -> None:
-    """Compile `short_conv.checkpoint` for inputs of `dtype`, with and without windows of `pool` to continue from.
+def short_conv_checkpoint(pool: Tensor, x: Tensor) -> None:
+    """Compile `short_conv.checkpoint` for inputs with the dtype and strides of x (num_tokens, num_channels).
 
-    The inputs of tokens lie `row_stride` values apart; side by side without it.
+    With and without windows of `pool` to continue from.
     """
     slots = torch.full((1,), -1, dtype=torch.int32, device=pool.device)
     states = StateSlots(pool, slots, torch.zeros(1, dtype=torch.bool, device=pool.device))
-    num_channels = pool.shape[1]
-    x = pool.new_empty(1, row_stride or num_channels, dtype=dtype)[:, :num_channels]
     for each in (states, None):
         short_conv.checkpoint(x, states=each, spans=_nothing(pool), pool=pool)
 

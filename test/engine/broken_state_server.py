@@ -21,10 +21,11 @@ SWITCH = os.environ.get(breaking.SWITCH)
 
 def lose_copied_state(_result: None, pool: Any, _src: Any, dst: Any) -> None:
     if SWITCH is None or Path(SWITCH).exists():
-        states = pool.mamba_cache.temporal
+        parts = [each for each in (*pool.mamba_cache.conv, pool.mamba_cache.temporal) if each.numel()]
         # (layers, slots): a state that was zeros is not broken.
-        breaking.tell(int(states[:, dst].flatten(2).any(2).any(0).sum()))
-        states[:, dst] = 0
+        breaking.tell(int(sum(each[:, dst].flatten(2).any(2).any(0) for each in parts).bool().sum()))
+        for each in parts:
+            each[:, dst] = 0
 
 
 def with_subclasses(each: type) -> Iterator[type]:

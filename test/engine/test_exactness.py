@@ -13,17 +13,34 @@ from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import broken_states
 from .client import random_tokens
-from .conftest import NEGATIVE_CONTROL, STANDARD, Launch
+from .conftest import CONSENSUS, NEGATIVE_CONTROL, REPORTING, STANDARD, TWO_RANKS, Launch, server_args
+from .matrix import HOST, ONE
 from .reference import MAX_LOGPROB_DIFFERENCE, Reference
-from .scenarios import EXTRA_BUFFER, SCENARIOS, Exchange, Scenario
+from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange, Scenario
 
 MAX_DIFFERENCE_TO_TRANSFORMERS = 1e-4
-LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER],)
-"""The default; each family and strategy, and pairs of these and more, are in `test_matrix.py`."""
+SHORT_CONV = server_args(NO_BUFFER)
+LAUNCHES = (
+    STANDARD["gdn", EXTRA_BUFFER],
+    Launch("short-conv", "short-conv", (*SHORT_CONV, *ONE, *REPORTING), NO_BUFFER),
+    pytest.param(
+        Launch("short-conv-host-ranks", "short-conv", (*SHORT_CONV, *HOST, *TWO_RANKS), NO_BUFFER, CONSENSUS),
+        marks=pytest.mark.slow,
+    ),
+)
+"""The default; each other family and strategy, and pairs of these and more, are in `test_matrix.py`.
+
+Short convolutions have one strategy, and no head for one more token.
+"""
+
+
+def is_asked(launch: Launch, _name: str, scenario: Scenario | None) -> bool:
+    """All but what counts on eviction, where the host holds what is evicted."""
+    return scenario is None or scenario.name != "evicted" or HOST[0] not in launch.args
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gdn", "mamba2"])
+@pytest.mark.parametrize("family", ["gdn", "mamba2", "short-conv"])
 def test_the_reference_agrees_with_transformers(
     family: str, models: dict[str, Path], references: Callable[[str], Reference]
 ) -> None:
@@ -90,7 +107,7 @@ def test_negative_control_a_broken_state_turns_the_scenarios_red(
     record_property: Callable[[str, object], None],
 ) -> None:
     red, blind = {}, []
-    asked = [each for each in SCENARIOS if not each.is_long]
+    asked = [each for each in SCENARIOS if not each.is_long and is_asked(launch, "", each)]
     with broken_states(server):
         for scenario in asked:
             exchanges = scenario.ask(server.url)

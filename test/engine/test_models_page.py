@@ -21,6 +21,7 @@ LAYERS: Final = {
     "KDAAttnBackend": "KDA",
     "LightningAttentionBackend": "lightning attention",
     "Mamba2AttnBackend": "Mamba2",
+    "ShortConvAttnBackend": "short convolutions",
 }
 
 
@@ -62,8 +63,8 @@ def test_the_table_of_models_is_the_catalogue() -> None:
 
 
 def test_every_verified_backend_is_a_family_of_the_page() -> None:
-    assert set(LAYERS) == VERIFIED_BACKENDS
-    assert set(re.findall(r"^\| [^|]+ \| `(\w+Backend)` \|", PAGE, re.MULTILINE)) == VERIFIED_BACKENDS
+    assert set(LAYERS) == set(VERIFIED_BACKENDS)
+    assert set(re.findall(r"^\| [^|]+ \| `(\w+Backend)` \|", PAGE, re.MULTILINE)) == set(VERIFIED_BACKENDS)
 
 
 def test_every_test_that_the_page_names_is_there() -> None:
@@ -72,9 +73,8 @@ def test_every_test_that_the_page_names_is_there() -> None:
     assert [name for name, path in named if Path(path).name != name or not (ROOT / path).is_file()] == []
 
 
-@pytest.mark.parametrize("backend", ["ShortConvAttnBackend", "InklingShortConvAttnBackend"])
-def test_layers_that_are_unknown_keep_states_at_chunk_ends(backend: str) -> None:
-    assert backend not in VERIFIED_BACKENDS
+def test_layers_that_are_unknown_keep_states_at_chunk_ends() -> None:
+    assert "InklingShortConvAttnBackend" not in VERIFIED_BACKENDS
 
 
 def test_an_architecture_that_sglang_lacks_is_found() -> None:

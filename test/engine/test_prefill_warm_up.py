@@ -100,13 +100,18 @@ def runner(device: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("device", "family", "is_warmed"),
-    [("meta", Family.KDA, True), ("meta", None, False), ("cpu", Family.KDA, False)],
+    ("device", "family", "launched"),
+    [
+        ("meta", Family.KDA, ("kda_checkpoint", "SGLang's", "short_conv_checkpoint", "state_copies", "state_copies")),
+        ("meta", Family.SHORT_CONVOLUTION, ("short_conv_checkpoint",) * 3),
+        ("meta", None, ()),
+        ("cpu", Family.KDA, ()),
+    ],
 )
 def test_it_runs_where_kernels_of_a_known_family_run(
     device: str,
     family: Family | None,
-    is_warmed: bool,
+    launched: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -117,9 +122,8 @@ def test_it_runs_where_kernels_of_a_known_family_run(
     monkeypatch.setattr(warm_up, "family_of", lambda _: family)
     with caplog.at_level(logging.INFO):
         warm_up_prefills(runner(device))
-    copies = ["state_copies", "state_copies"]
-    assert called == (["kda_checkpoint", "SGLang's", "short_conv_checkpoint", *copies] if is_warmed else [])
-    assert len(caplog.messages) == is_warmed
+    assert called == [*launched]
+    assert len(caplog.messages) == bool(launched)
 
 
 @pytest.mark.parametrize(("device", "is_warmed"), [("meta", True), ("cpu", False)])

@@ -1,6 +1,7 @@
 """The tiny models load everywhere, are the same bytes for the same seed, and show a wrong recurrent state."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -47,8 +48,10 @@ class Greedy:
 class Loaded:
     """A tiny model in transformers."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, memory_tokens: int = 40):
         self.path = path
+        self.memory_tokens = memory_tokens
+        """So long after it was lost, a state still changes logits by more than 1."""
         self.model, self.loading = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
 
     @torch.no_grad()
@@ -70,7 +73,7 @@ class Loaded:
 
 @pytest.fixture(scope="module", params=list(Family), ids=str)
 def loaded(request: pytest.FixtureRequest, models: dict[str, Path]) -> Loaded:
-    return Loaded(models[request.param])
+    return Loaded(models[request.param], *([1] if request.param is Family.SHORT_CONV else []))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +94,9 @@ def random_prompt(seed: int, length: int) -> list[int]:
 def recurrent_states(cache: Any) -> list[torch.Tensor]:
     # Layers that keep nothing, MLPs, have the cache of a recurrent layer too, and no state in it.
     layers = [layer for layer in cache.layers if isinstance(layer, LinearAttentionLayer)]
-    return [state for layer in layers if (state := layer.recurrent_states[0]) is not None]
+    states = [layer.recurrent_states[0] for layer in layers]
+    windows = [layer.conv_states[0] for layer in layers]
+    return [each for each in (states if any(state is not None for state in states) else windows) if each is not None]
 
 
 def largest_change(logits: torch.Tensor, others: torch.Tensor) -> float:
@@ -133,7 +138,7 @@ def test_another_seed_changes_the_weights_and_nothing_else_of_the_model(
     assert {name for name in first if first[name] != second[name]} == {"model.safetensors", "tiny_model.json"}
 
 
-@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("family", [each for each in Family if each.can_have_mtp])
 def test_a_head_for_one_more_token_changes_of_the_model_what_it_says_alone(
     family: Family, models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -174,8 +179,10 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^a tiny model's family must be one of gdn, mamba2, got 'rwkv'$"):
+    with pytest.raises(ValueError, match=r"^a tiny model's family must be one of gdn, mamba2, short-conv, got 'rwkv'$"):
         tiny_model.write("rwkv", tmp_path / "model")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"one more token must be one of gdn, mamba2, got 'short-conv'$"):
+        tiny_model.write(Family.SHORT_CONV, tmp_path / "model", has_mtp=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -247,7 +254,7 @@ def test_sglang_reads_the_same_layers_and_state_as_transformers(loaded: Loaded) 
 
     ours, theirs = loaded.model.config, get_config(str(loaded.path), trust_remote_code=False)
     kinds = ours.layer_types
-    recurrent = [index for index, kind in enumerate(kinds) if kind == "linear_attention"]
+    recurrent = [index for index, kind in enumerate(kinds) if kind in ("linear_attention", "conv")]
     attention = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
     assert type(theirs).__module__.startswith("sglang.")
     assert theirs.architectures == ours.architectures
@@ -255,8 +262,12 @@ def test_sglang_reads_the_same_layers_and_state_as_transformers(loaded: Loaded) 
     with get_parallel().override(attn_tp_size=1, enable_cp_tp_group_sharing=False):
         params = theirs.mamba2_cache_params
     assert list(params.layers) == recurrent
-    state = recurrent_states(loaded.prefill(random_prompt(0, 5))[1])[0]
-    assert sorted(params.shape.temporal) == sorted(state.shape[1:])
+    num_channels, *more = sorted(recurrent_states(loaded.prefill(random_prompt(0, 5))[1])[0].shape[1:], reverse=True)
+    if math.prod(params.shape.temporal):
+        assert sorted(params.shape.temporal, reverse=True) == [num_channels, *more]
+    else:
+        # Transformers keeps the token as well that the window is convolved with.
+        assert (params.shape.conv[0], more) == ((num_channels, 2), [3])
 
 
 @settings(max_examples=50)
@@ -351,6 +362,7 @@ def test_the_first_of_700_tokens_changes_the_logits(loaded: Loaded) -> None:
     assert largest_change(logits, changed) > 1000 * ROUNDING
 
 
+@pytest.mark.parametrize("loaded", [each for each in Family if each is not Family.SHORT_CONV], indirect=True, ids=str)
 def test_the_first_of_700_tokens_changes_the_logits_through_the_recurrent_states_alone(loaded: Loaded) -> None:
     prompt = random_prompt(2, 700)
     logits, _ = loaded.prefill(prompt)
@@ -363,7 +375,7 @@ def test_the_first_of_700_tokens_changes_the_logits_through_the_recurrent_states
 
 
 def test_a_state_lost_at_token_400_changes_the_answer(loaded: Loaded) -> None:
-    prompt = random_prompt(3, 440)
+    prompt = random_prompt(3, 400 + loaded.memory_tokens)
     logits, _ = loaded.prefill(prompt)
     _, cache = loaded.prefill(prompt[:400])
     for state in recurrent_states(cache):
@@ -374,7 +386,7 @@ def test_a_state_lost_at_token_400_changes_the_answer(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("num_stale", [1, 16])
 def test_a_state_that_is_a_few_tokens_stale_changes_the_logits(loaded: Loaded, num_stale: int) -> None:
-    prompt = random_prompt(4, 440)
+    prompt = random_prompt(4, 400 + loaded.memory_tokens)
     logits, _ = loaded.prefill(prompt)
     _, cache = loaded.prefill(prompt[:400])
     _, stale_cache = loaded.prefill(prompt[: 400 - num_stale])

@@ -134,7 +134,7 @@ def warm_ups(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], None]]]:
                 yield f"{name}, states in {state_dtype}", call
     for name, layer in {**GATED, **KIMI, **MAMBA}.items():
         pool = windows(name, layer)
-        yield name, partial(warm_up.short_conv_checkpoint, pool, dtype=dtype)
+        yield name, partial(warm_up.short_conv_checkpoint, pool, pool.new_empty(1, pool.shape[1], dtype=dtype))
         yield name, partial(warm_up.state_copies, pool)
     yield "drafts", partial(warm_up.find_draft_ends, torch.zeros(64, 2, dtype=torch.int64), max_depth=4)
 

@@ -17,7 +17,7 @@ CALLS: tuple[tuple[Callable[[Tensor], None], tuple[int, ...]], ...] = (
     (partial(warm_up.gated_delta_rule_advance, num_key_heads=2, dtype=torch.float16), (4, 32, 16)),
     (partial(warm_up.kda_checkpoint, num_key_heads=4, dtype=torch.float16), (4, 32, 16)),
     (partial(warm_up.mamba2_checkpoint, num_groups=2, chunk_size=64, dtype=torch.float16), (4, 32, 16)),
-    (partial(warm_up.short_conv_checkpoint, dtype=torch.float16), (48, 3)),
+    (lambda pool: warm_up.short_conv_checkpoint(pool, pool.new_empty(1, 48, dtype=torch.float16)), (48, 3)),
     (warm_up.state_copies, (4, 32, 16)),
     (lambda pool: warm_up.find_draft_ends(pool.view(torch.int32), max_depth=5), (2,)),
 )

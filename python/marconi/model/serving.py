@@ -34,7 +34,7 @@ BY_TYPE: Final[Mapping[str, Serving]] = MappingProxyType(
     {
         **dict.fromkeys(("jamba", "rwkv7", "minimax", "minimax_text_01"), _ABSENT),
         **dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), _UNCACHED),
-        **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl", "zaya", "glm5_next", "glm5_next_text"), _CHUNK_END),
+        **dict.fromkeys(("glm5_next", "glm5_next_text"), _CHUNK_END),
         **dict.fromkeys(("inkling_model", "inkling_mm_model"), _CHUNK_END),
         "falcon_h1": Serving(flags="--cuda-graph-backend-prefill disabled"),
     }

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from marconi_cpu.tiny_model import gdn, mamba2, tokenizer, weights
+from marconi_cpu.tiny_model import gdn, mamba2, short_conv, tokenizer, weights
 from marconi_cpu.tiny_model.family import Family
 
 MAX_POSITIONS: Final = 32768
@@ -22,13 +22,19 @@ _ORIGIN: Final = "tiny_model.json"
 def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False, gdn_head_dim: int = gdn.HEAD_DIM) -> None:
     """Write the small model of `family` and `seed`, in float32, to the folder `out`.
 
-    With `has_mtp` it has a head that predicts one more token (multi-token prediction), to decode speculatively with.
+    With `has_mtp` it has a head that predicts one more token (multi-token prediction), to decode speculatively with;
+    the family `short-conv` has none.
     `gdn_head_dim` are the channels of a recurrent head of the family `gdn`; no other family has any.
 
     Makes the folders above `out`; replaces a model that was written here before. Raises ValueError for an unknown
-    family, and where `out` is a file or holds anything else; OSError where the file system refuses.
+    family or head, and where `out` is a file or holds anything else; OSError where the file system refuses.
     """
     family = Family(family)
+    if has_mtp and not family.can_have_mtp:
+        able = ", ".join(each for each in Family if each.can_have_mtp)
+        raise ValueError(
+            f"the family of a tiny model with a head for one more token must be one of {able}, got {str(family)!r}"
+        )
     out = out.resolve()
     _require_replaceable(out)
     files = _files(family, seed, has_mtp, gdn_head_dim)
@@ -47,11 +53,15 @@ def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False, gd
 def _files(family: Family, seed: int, has_mtp: bool, gdn_head_dim: int) -> dict[str, bytes]:
     from safetensors.numpy import save
 
-    architecture = {Family.GDN: gdn.ARCHITECTURE, Family.MAMBA2: mamba2.ARCHITECTURE}[family]
+    architecture = {
+        Family.GDN: gdn.ARCHITECTURE,
+        Family.MAMBA2: mamba2.ARCHITECTURE,
+        Family.SHORT_CONV: short_conv.ARCHITECTURE,
+    }[family]
     config = {
         **architecture.config,
         **(gdn.recurrent_heads(gdn_head_dim) if family is Family.GDN else {}),
-        **(architecture.mtp.config if has_mtp else {}),
+        **(architecture.mtp.config if has_mtp and architecture.mtp is not None else {}),
         **tokenizer.token_ids(),
         "vocab_size": tokenizer.VOCAB_SIZE,
         "max_position_embeddings": MAX_POSITIONS,

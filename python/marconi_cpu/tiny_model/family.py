@@ -12,6 +12,14 @@ class Family(StrEnum):
     MAMBA2 = "mamba2"
     """Mamba2, MLP and attention as layers of their own: Nemotron-H."""
 
+    SHORT_CONV = "short-conv"
+    """Short convolutions and attention with an MLP in every layer: LFM2."""
+
+    @property
+    def can_have_mtp(self) -> bool:
+        """True if a model of it may have a head that predicts one more token."""
+        return self is not Family.SHORT_CONV
+
     @classmethod
     def _missing_(cls, value: object) -> Never:
         raise ValueError(f"a tiny model's family must be one of {', '.join(cls)}, got {value!r}")

@@ -47,7 +47,8 @@ class Architecture:
 
     config: Mapping[str, Any]
     rules: Sequence[tuple[str, Rule]]
-    mtp: "MtpHead"
+    mtp: "MtpHead | None"
+    """None for a family without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,15 @@ class MtpHead:
 
 def draw(architecture: Architecture, config: Mapping[str, Any], seed: int, *, has_mtp: bool) -> dict[str, Values]:
     """Every parameter of the model that `config` describes, by its name in the checkpoint."""
-    shapes, mtp = _shapes(config), architecture.mtp
-    if has_mtp:
+    shapes, mtp = _shapes(config), architecture.mtp if has_mtp else None
+    if mtp is not None:
         layer = {name.removeprefix(mtp.layer): shape for name, shape in shapes.items() if name.startswith(mtp.layer)}
         shapes |= {**{f"mtp.layers.0.{name}": shape for name, shape in layer.items()}, **mtp.parameters}
     values = {
         name: np.ascontiguousarray(_rule(architecture, name)(Parameter(name, shape, seed)))
         for name, shape in shapes.items()
     }
-    if has_mtp:
+    if mtp is not None:
         embedding, alphabet = values[mtp.embedding], list(GENERATED_IDS)
         liking = np.float32(mtp.succession / math.sqrt(embedding.shape[1]))
         head = values["lm_head.weight"]

@@ -94,6 +94,11 @@ def around_mamba2_forward(forward: Callable[..., Any], backend: Any, *args: Any,
     return way.run(LayerCall(forward, backend, backend, names["layer_id"], names))
 
 
+def on_conv_state_metadata(_handle: Any, backend: Any, layer_id: int, forward_batch: Any) -> None:
+    """After `ShortConvHybridAttnBackend.conv_state_metadata`: a model is about to run a short convolution by itself."""
+    spans.begin(_way_of(backend.linear_attn_backend, forward_batch), layer_id)
+
+
 def why_not(model_runner: Any) -> str | None:
     """Why the prefills of this model can keep no planned states; None if they can."""
     hybrid, pool = model_runner.attn_backend, model_runner.req_to_token_pool

@@ -5,15 +5,16 @@ an accelerator they are called by hooks around SGLang's own functions; on the CP
 launchers, by the replacements (`marconi_cpu`). Without a layer that keeps states they do nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from marconi.engine.faults import acts_while, caught
-from marconi.engine.prefill.spans import Family, RunningLayer, is_running, running, running_any
+from marconi.engine.prefill.spans import Family, RunningLayer, end, is_running, running, running_any
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
+from sgl_kernel_ext.checkpoints import tensor_on
 from sgl_kernel_ext.state_pool import StateSlots
 
 
@@ -36,6 +37,8 @@ def _keep_windows(layer: RunningLayer, x: Tensor, states: StateSlots | None) -> 
     inside = layer.inside
     short_conv.checkpoint(x.T, states=states if inside.continues_windows else None, spans=inside.windows, pool=pool)
     layer.has_windows = True
+    if inside.family is Family.SHORT_CONVOLUTION:
+        end(layer)
 
 
 def keep_gated_delta_rule(k: Tensor, corrected_values: Tensor, decay_sums: Tensor, chunk_states: Tensor) -> None:
@@ -80,6 +83,45 @@ def before_convolution(x: Tensor, *_: Any, **kwargs: Any) -> None:
                 has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)
             states = StateSlots(kwargs["conv_states"], kwargs["cache_indices"], has_initial_state.bool())
         _keep_windows(layer, x, states)
+
+
+@acts_while(is_running)
+def before_fused_convolution(
+    b: Tensor,
+    _c: Tensor,
+    x: Tensor,
+    _weight: Tensor,
+    conv_states: Tensor,
+    _query_start_loc: Tensor,
+    cache_indices: Tensor,
+    has_initial_state: Tensor,
+    *_: Any,
+) -> None:
+    """Before `fused_lfm_short_conv_prefill`, whose gated inputs the windows take in."""
+    gated = (b * x).T
+    before_convolution(gated, conv_states=conv_states, cache_indices=cache_indices, has_initial_state=has_initial_state)
+
+
+@acts_while(is_running)
+def before_cca(
+    qk: Tensor,
+    hidden_states: Tensor,
+    _convolutions: Any,
+    conv_state: Tensor,
+    _prev_hs_state: Tensor,
+    slot_ids: Sequence[int],
+    has_prefix: Sequence[bool],
+    *_: Any,
+) -> None:
+    """Before `cca_extend`, ZAYA1's two convolutions: the window before them, and the hidden state of one token."""
+    layer = running(Family.SHORT_CONVOLUTION)
+    if layer is not None:
+        short_conv.checkpoint(hidden_states, states=None, spans=layer.inside.states, pool=layer.pools.states)
+        states = None
+        if layer.inside.continues_windows:
+            slots = tensor_on(slot_ids, conv_state.device)
+            states = StateSlots(conv_state, slots, tensor_on(has_prefix, conv_state.device, torch.bool))
+        _keep_windows(layer, qk.T, states)
 
 
 @acts_while(is_running)

@@ -9,6 +9,10 @@ tells the hooks around its kernels (`operands.py`) what to keep:
                              state that it is asked to copy in float32, the last of each sequence that any starts from
     after the last layer     states at the end of sequences: copies of the working slots, of all layers at once
 
+A short convolution that is a layer of its own (LFM2, ZAYA1) has windows alone, and its model calls the kernel itself,
+so the layer runs from where the model takes its metadata (`begin`) to where its windows are kept (`end`). They are the
+last inputs before any token, those at a sequence's end among them.
+
 A layer whose kernels were not met writes no checkpoint; it is not counted on it, so nothing wrong is kept. The
 host's time counts in each layer, so what layers share is made once a batch, and is sent to the device in one copy
 (`prepare`).
@@ -26,7 +30,14 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of, working_slots
+from marconi.engine.prefill.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    LayerCall,
+    mark_written,
+    slots_of,
+    working_slots,
+)
 from sgl_kernel_ext import state_copy
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
@@ -61,6 +72,8 @@ class Family(StrEnum):
     """It leaves states after chunks, and no corrected values."""
     KDA = "KDA"
     MAMBA2 = "Mamba2"
+    SHORT_CONVOLUTION = "short convolution"
+    """Alone, with no recurrence behind it."""
 
 
 _FAMILIES: Final = {
@@ -68,8 +81,9 @@ _FAMILIES: Final = {
     ("GDNAttnBackend", "FlashInferGDNKernel"): Family.FLASHINFER,
     ("KDAAttnBackend", "TritonKDAKernel"): Family.KDA,
     ("Mamba2AttnBackend", "NoneType"): Family.MAMBA2,
+    ("ShortConvAttnBackend", "NoneType"): Family.SHORT_CONVOLUTION,
 }
-"""By SGLang's linear backend and the kernel that it prefills with; Mamba2 has one."""
+"""By SGLang's linear backend and the kernel that it prefills with; Mamba2 has one, short convolutions their models'."""
 
 
 class ChunkEnds(NamedTuple):
@@ -142,6 +156,7 @@ class LayerPools(NamedTuple):
 
     windows: torch.Tensor
     states: torch.Tensor
+    """Empty for short convolutions alone, but for ZAYA1, where it is the window of one hidden state."""
 
 
 class _HeldPools(NamedTuple):
@@ -231,6 +246,19 @@ class RunningLayer:
 
 _RUNNING: ContextVar[RunningLayer | None] = ContextVar("marconi_running_layer", default=None)
 
+
+def begin(way: CheckpointWriter | None, layer_id: int) -> None:
+    """Let the layer whose model calls its kernel next keep the windows that `way` lists; None lists none."""
+    inside = way.inside if isinstance(way, FromChunks) else None
+    _RUNNING.set(None if inside is None else RunningLayer(inside, inside.pools[layer_id]))
+
+
+def end(layer: RunningLayer) -> None:
+    """Count a layer that `begin` began, whose windows are all kept."""
+    mark_written(layer.inside.checkpoints, 1)
+    _RUNNING.set(None)
+
+
 is_running: Final[Callable[[], object]] = _RUNNING.get
 """True while a layer runs that keeps states inside its batch."""
 
@@ -256,15 +284,17 @@ def family_of(linear: Any) -> Family | None:
     pools = linear.req_to_token_pool.mamba_pool.mamba_cache
     # Mamba1 runs on Mamba2's backend with heads of one channel, and its scan leaves nothing.
     is_mamba1 = family is Family.MAMBA2 and pools.temporal.shape[-2] == 1
-    return None if is_mamba1 or len(pools.conv) != 1 else family
+    has_more = len(pools.conv) > 1 and family is not Family.SHORT_CONVOLUTION
+    return None if is_mamba1 or has_more else family
 
 
 def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> FromChunks:
     """The way of `forward_batch`, whose metadata `linear` has just made; all that it sends is one copy."""
     starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
     positions = {each: each.depth - starts[each.row] for each in checkpoints}
-    inside = tuple(each for each in checkpoints if positions[each] < lengths[each.row])
-    ends = tuple(each for each in checkpoints if positions[each] == lengths[each.row])
+    are_inside = family is Family.SHORT_CONVOLUTION
+    inside = tuple(each for each in checkpoints if are_inside or positions[each] < lengths[each.row])
+    ends = tuple(each for each in checkpoints if not are_inside and positions[each] == lengths[each.row])
     if not inside and not ends:
         return FromChunks(None, None)
     metadata = linear.forward_metadata
@@ -298,6 +328,8 @@ def _listed(
         chunks = last_chunks(where, len(lengths), FLA_CHUNK_SIZE)
         spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, "cpu", chunks)
         snapshots = torch.tensor(chunks, dtype=torch.int64)
+    elif family is Family.SHORT_CONVOLUTION:
+        spans = spans_from_start(where, lengths, "cpu")
     else:
         spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, "cpu")
     return Inside(
@@ -317,7 +349,7 @@ def _pools_of(linear: Any) -> dict[int, LayerPools]:
     """Where each layer keeps its states: views that stay with `linear` for all batches."""
     pool = linear.req_to_token_pool
     states = pool.mamba_pool.mamba_cache
-    whole = LayerPools(states.conv[0], states.temporal)
+    whole = LayerPools(states.conv[0], states.conv[1] if len(states.conv) > 1 else states.temporal)
     held: _HeldPools | None = getattr(linear, _POOLS, None)
     if held is None or held.whole.windows is not whole.windows or held.whole.states is not whole.states:
         of_layers = list(map(LayerPools, whole.windows.unbind(), whole.states.unbind()))

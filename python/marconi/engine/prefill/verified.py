@@ -2,13 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 HYBRID_BACKEND: Final = "HybridLinearAttnBackend"
-VERIFIED_BACKENDS: Final = frozenset(
-    {"GDNAttnBackend", "KDAAttnBackend", "LightningAttentionBackend", "Mamba2AttnBackend"}
+VERIFIED_BACKENDS: Final = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("GDNAttnBackend", "KDAAttnBackend", "LightningAttentionBackend", "Mamba2AttnBackend"), HYBRID_BACKEND
+        ),
+        "ShortConvAttnBackend": "ShortConvHybridAttnBackend",
+    }
 )
-"""Linear backends whose layers all run through the two forwards that are hooked, with all they know in metadata."""
+"""Linear backends, and the hybrid one of each, whose layers all run through the two forwards that are hooked, with all
+they know in metadata; or whose models run kernels of their own on such metadata, which are hooked as well."""
 _CAPTURED_IN_SEGMENTS: Final = frozenset({"FalconH1ForCausalLM"})
 """Models whose recurrent layers lie inside the segments of a breakable prefill graph.
 
@@ -38,7 +45,7 @@ class RecurrentLayers:
     @property
     def why_not_planned(self) -> str | None:
         """Why prefills can keep no planned states; None if they can."""
-        if self.hybrid_backend != HYBRID_BACKEND or self.linear_backend not in VERIFIED_BACKENDS:
+        if self.linear_backend is None or VERIFIED_BACKENDS.get(self.linear_backend) != self.hybrid_backend:
             return f"recurrent layers on {self.linear_backend or self.hybrid_backend}"
         if self.are_captured:
             return "a prefill graph that captures the recurrent layers"

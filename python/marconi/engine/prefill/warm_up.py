@@ -31,6 +31,8 @@ _CHUNKS_OF_KDA: Final = (1, 33, 129)
 
 Source: `sglang/kernels/ops/attention/fla/chunk_delta_h.py`, `NT_BUCKET`.
 """
+_TURNED: Final = (16, 17)
+"""Tokens of inputs that lie channel by channel."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,17 +46,25 @@ def warm_up_prefills(model_runner: Any) -> None:
     if family is None or not runs_kernels(pools.temporal):
         return
     start_s = time.monotonic()
-    states, windows = pools.temporal[0], pools.conv[0][0]
+    states, windows, dtype = pools.temporal[0], pools.conv[0][0], model_runner.dtype
     # KDA keeps the window before the channels, of which there are more.
     windows = windows if windows.shape[1] > windows.shape[2] else windows.transpose(-1, -2)
-    _warm_up_states(family, linear, states, num_key_heads(windows, states), model_runner.dtype)
-    row_stride = windows.shape[1]
-    if family is Family.MAMBA2:
-        # Inputs lie between the gate and the steps, in the rows of one projection.
-        row_stride += states.shape[1] * (states.shape[2] + 1)
-    warm_up.short_conv_checkpoint(windows, dtype=model_runner.dtype, row_stride=row_stride)
-    for pool in (*pools.conv, pools.temporal):
-        warm_up.state_copies(pool, slot_dim=1)
+    num_channels = row_stride = windows.shape[1]
+    if family is Family.SHORT_CONVOLUTION:
+        # LFM2 turns its inputs, so the number of tokens is a stride; whether it is aligned is compiled for.
+        for num_tokens in _TURNED:
+            warm_up.short_conv_checkpoint(windows, windows.new_empty(num_channels, num_tokens, dtype=dtype).T)
+        for pool in pools.conv:
+            warm_up.short_conv_checkpoint(pool[0], pool.new_empty(1, pool.shape[2], dtype=dtype))
+    else:
+        _warm_up_states(family, linear, states, num_key_heads(windows, states), dtype)
+        if family is Family.MAMBA2:
+            # Inputs lie between the gate and the steps, in the rows of one projection.
+            row_stride += states.shape[1] * (states.shape[2] + 1)
+        inputs = windows.new_empty(1, row_stride, dtype=dtype)[:, :num_channels]
+        warm_up.short_conv_checkpoint(windows, inputs)
+        for pool in (*pools.conv, pools.temporal):
+            warm_up.state_copies(pool, slot_dim=1)
     logger.info("marconi: what keeps states of a prefill was compiled in %.1f s", time.monotonic() - start_s)
 
 
