@@ -100,6 +100,8 @@ UNSEEN: Final = {
         "_select_finished_checkpoint mamba_checkpoint_grid"
     ),
     "sglang.srt.mem_cache.unified_memory_pool.UnifiedMambaSlotAllocator": "_alloc_iter",
+    # Called on what is made in the same expression.
+    "sglang.srt.entrypoints.anthropic.serving.AnthropicServing": "_convert_to_chat_completion_request",
     # What hooks are given.
     "sglang.srt.configs.model_config.ModelConfig": "attention_arch context_len hf_config is_multimodal vocab_size",
     "sglang.srt.entrypoints.openai.protocol.ChatCompletionRequest": (

@@ -7,15 +7,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from starlette.requests import Request
 from transformers import AutoTokenizer
 
-from marconi.engine.http.chat_template import Mark, around_convert, marks_of
+from marconi.engine.http.cache_control import SYSTEM, Mark, marks_of
+from marconi.engine.http.chat_template import around_convert
 from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN, SYSTEM_END
 from marconi.engine.launch.flags import BACKEND
 
 EPHEMERAL = {"type": "ephemeral"}
+FOR_AN_HOUR = {**EPHEMERAL, "ttl": "1h"}
+CHAT, ANTHROPIC = "/v1/chat/completions", "/v1/messages"
 CHATML = (
     "{% if tools %}<|im_start|>tools\n{{ tools }}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -38,6 +44,8 @@ TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type"
 
 class Chat:
     """What is asked of SGLang's chat endpoint, on the tokenizer of the small models and a template of the test's."""
+
+    supports_inline_system = False
 
     def __init__(self, tokenizer_path: Path, template: str, backend: str = BACKEND) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
@@ -71,21 +79,30 @@ class Chat:
         ids = self._process_messages(request, False).prompt_ids
         return SimpleNamespace(input_ids=ids, sampling_params={"custom_params": request.custom_params}), request
 
-    def hints(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[list[int], Any]:
+    def hints(self, body: dict[str, Any], path: str = CHAT) -> tuple[list[int], Any]:
         """The prompt of a body, and the `custom_params` that its request gets, but for what the template alone says."""
         prompt, custom = self.noted(body, path)
         if isinstance(custom, dict):
             custom = {key: value for key, value in custom.items() if key not in (NEXT_TURN, SYSTEM_END)} or None
         return prompt, custom
 
-    def noted(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[list[int], Any]:
+    def noted(self, body: dict[str, Any], path: str = CHAT) -> tuple[list[int], Any]:
         """The prompt of a body, and the `custom_params` that its request gets."""
+        adapted = self.adapted(body, path)
+        return adapted.input_ids, adapted.sampling_params["custom_params"]
+
+    def adapted(self, body: dict[str, Any], path: str = CHAT) -> Any:
+        """The request that a body becomes, as SGLang's route at `path` converts it."""
 
         def convert(serving: "Chat", request: Any, raw_request: Any) -> Any:
             return serving.convert(request, raw_request)
 
-        adapted, _ = around_convert(convert, self, ChatCompletionRequest.model_validate(body), received(body, path))
-        return adapted.input_ids, adapted.sampling_params["custom_params"]
+        if path == ANTHROPIC:
+            messages = AnthropicMessagesRequest.model_validate({"model": "m", "max_tokens": 4, **body})
+            request = AnthropicServing(self)._convert_to_chat_completion_request(messages)
+        else:
+            request = ChatCompletionRequest.model_validate(body)
+        return around_convert(convert, self, request, received(body, path))[0]
 
 
 def received(body: dict[str, Any], path: str) -> Request:
@@ -189,7 +206,7 @@ def test_marks_join_the_positions_of_the_same_request(models: dict[str, Path]) -
 def test_nothing_is_read_without_a_mark_on_another_route_or_under_another_cache(models: dict[str, Path]) -> None:
     chat = Chat(models["gdn"], CHATML)
     assert chat.hints({"messages": conversation()})[1] is None
-    assert chat.hints({"messages": conversation(0)}, "/v1/messages")[1] is None
+    assert chat.hints({"messages": conversation(0)}, "/v1/responses")[1] is None
     nothing = [{"role": "user", "content": "cache_control", "cache_control": None}]
     assert chat.hints({"messages": nothing})[1] is None
     assert Chat(models["gdn"], CHATML, "").hints({"messages": conversation(0)})[1] is None
@@ -211,12 +228,180 @@ def test_a_mark_of_another_kind_is_named_in_one_line(value: object, shown: str) 
     part = {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "cache_control": value}]}
     for wrong, where in ((message, "messages[1]"), (part, "messages[1].content[1]")):
         with pytest.raises(ValueError, match="must be") as refused:
-            list(marks_of([{"role": "user", "content": "x"}, wrong]))
+            list(marks_of({"messages": [{"role": "user", "content": "x"}, wrong]}, is_anthropic=False))
         assert str(refused.value) == f'{where}.cache_control must be {{"type": "ephemeral"}}, got {shown}'
 
 
-def test_a_mark_may_say_more_than_its_type() -> None:
-    assert list(marks_of([{"content": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}])) == [Mark(0, None)]
+@pytest.mark.parametrize("ttl", ["2h", "", 300, True, ["1h"], {}])
+def test_a_ttl_of_another_length_is_named_in_one_line(ttl: object) -> None:
+    body = {"messages": [{"content": "x"}], "system": [{"cache_control": {**EPHEMERAL, "ttl": ttl}}]}
+    with pytest.raises(ValueError, match="must be") as refused:
+        list(marks_of(body, is_anthropic=True))
+    assert str(refused.value) == f'system[0].cache_control.ttl must be "5m" or "1h", got {json.dumps(ttl)}'
+
+
+@pytest.mark.parametrize(("ttl", "retains"), [(None, False), ("5m", False), ("1h", True)])
+def test_a_mark_may_say_how_long_and_more(ttl: str | None, retains: bool) -> None:
+    body = {"messages": [{"content": "x", "cache_control": {**EPHEMERAL, "ttl": ttl, "scope": "any"}}]}
+    assert list(marks_of(body, is_anthropic=False)) == [Mark(0, None, retains)]
+
+
+def test_the_places_of_marks_are_named_and_read_in_the_order_of_the_prompt() -> None:
+    def body(value: object) -> dict[str, Any]:
+        marked = {"cache_control": value}
+        result = {"type": "tool_result", "content": [{"type": "text", **marked}, {"type": "text"}]}
+        return {
+            "tools": [{}, marked],
+            "system": [marked, {}, marked],
+            "messages": [{"content": "x"}, {"content": [result, marked]}],
+            **marked,
+        }
+
+    found = [Mark(SYSTEM, None), Mark(SYSTEM, 1), Mark(SYSTEM, None), Mark(1, 1), Mark(1, None), Mark(1, None)]
+    assert list(marks_of(body(EPHEMERAL), is_anthropic=True)) == found
+    assert list(marks_of(body(EPHEMERAL), is_anthropic=False)) == [found[0], *found[3:]], "no field of OpenAI's"
+    rest, places = body(False), []
+    for field in ("tools", "system", "messages", "cache_control"):
+        with pytest.raises(ValueError, match="must be") as refused:
+            list(marks_of({"messages": [], **rest}, is_anthropic=True))
+        places.append(str(refused.value).split(" must")[0])
+        del rest[field]
+    inside = "messages[1].content[0].content[0].cache_control"
+    assert places == ["tools[1].cache_control", "system[0].cache_control", inside, "cache_control"]
+
+
+@pytest.mark.parametrize("path", [CHAT, ANTHROPIC])
+def test_a_mark_of_an_hour_retains_its_state_alone(models: dict[str, Path], path: str) -> None:
+    turns = conversation()[1:]
+    for index, cache_control in enumerate((EPHEMERAL, FOR_AN_HOUR, {**EPHEMERAL, "ttl": "5m"})):
+        turns[index] = {**turns[index], "content": [{"type": "text", "text": "x", "cache_control": cache_control}]}
+    adapted = Chat(models["gdn"], CHATML).adapted({"messages": turns}, path)
+    positions = adapted.sampling_params["custom_params"][KEY]
+    assert len(positions) == 3
+    (action,) = decode_kv_hints_envelope(adapted.kv_hints).actions
+    assert (action.action_type, action.payload) == ("retain", {"seconds": 3600.0, "num_tokens": positions[1]})
+    del turns[1]
+    assert not hasattr(Chat(models["gdn"], CHATML).adapted({"messages": turns}, path), "kv_hints")
+
+
+def test_a_mark_on_a_tool_ends_where_tools_and_system_prompt_end(models: dict[str, Path]) -> None:
+    chat, messages = Chat(models["gdn"], CHATML), conversation()
+    tools = [*TOOLS, {**TOOLS[0], "cache_control": FOR_AN_HOUR}]
+    adapted = chat.adapted({"messages": messages, "tools": tools})
+    custom = adapted.sampling_params["custom_params"]
+    assert custom[KEY] == [custom[SYSTEM_END]]
+    assert adapted.kv_hints["actions"][0]["payload"]["num_tokens"] == custom[SYSTEM_END]
+    assert chat.hints({"messages": messages, "tools": [*TOOLS, *TOOLS]})[1] is None
+
+
+# Anthropic's messages
+
+
+def blocks(*texts: str, marked: int | None = None) -> list[dict[str, Any]]:
+    """Blocks of text, the one at `marked` so."""
+    made: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
+    if marked is not None:
+        made[marked]["cache_control"] = EPHEMERAL
+    return made
+
+
+CALL = {"type": "tool_use", "id": "1", "name": "find", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "found 🙂"}]}
+AGENT: list[dict[str, Any]] = [
+    {"role": "user", "content": blocks("A document. ", "A question.")},
+    {"role": "assistant", "content": [*blocks("Let me look."), CALL]},
+    {"role": "user", "content": [RESULT, *blocks("And now?")]},
+    {"role": "assistant", "content": "Here."},
+    {"role": "user", "content": "\n\nAnd then?"},
+]
+"""A conversation of which SGLang makes six messages."""
+USER, ANSWER, TOOL = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_start|>tool\n"
+UP_TO = {
+    (0, 0): f"{USER}A document. ",
+    (0, 1): f"{USER}A document. A question.<|im_end|>\n",
+    (1, 0): f"{USER}A document. A question.<|im_end|>\n{ANSWER}Let me look.<|im_end|>\n",
+    (1, 1): f"{USER}A document. A question.<|im_end|>\n{ANSWER}Let me look.<|im_end|>\n",
+    (2, 0): f"{USER}A document. A question.<|im_end|>\n{ANSWER}Let me look.<|im_end|>\n{TOOL}found 🙂<|im_end|>\n",
+}
+"""The prompt up to each block, behind the system prompt."""
+
+
+def agent(*places: tuple[int, int], **fields: Any) -> dict[str, Any]:
+    """The body of that conversation, with the blocks at `places` marked."""
+    messages = json.loads(json.dumps(AGENT))
+    for message, block in places:
+        messages[message]["content"][block]["cache_control"] = EPHEMERAL
+    return {"messages": messages, "system": "Be kind, Zoë.", **fields}
+
+
+SYSTEM_TEXT = "<|im_start|>system\nBe kind, Zoë.<|im_end|>\n"
+
+
+@pytest.mark.parametrize("place", UP_TO)
+def test_a_marked_block_ends_where_the_chat_that_is_made_of_it_does(
+    models: dict[str, Path], place: tuple[int, int]
+) -> None:
+    chat = Chat(models["gdn"], CHATML)
+    prompt, custom = chat.hints(agent(place), ANTHROPIC)
+    ended = chat.ids(SYSTEM_TEXT + UP_TO[place])
+    assert custom == {KEY: [len(ended)], LEFT_OUT: 0}
+    assert prompt[: len(ended)] == ended
+    assert chat.hints(agent(), ANTHROPIC)[1] is None
+
+
+def test_a_mark_within_a_tools_result_ends_where_the_result_does(models: dict[str, Path]) -> None:
+    body = agent()
+    body["messages"][2]["content"][0]["content"][0]["cache_control"] = EPHEMERAL
+    chat = Chat(models["gdn"], CHATML)
+    assert chat.hints(body, ANTHROPIC) == chat.hints(agent((2, 0)), ANTHROPIC)
+
+
+def test_the_bodys_own_mark_is_one_on_its_last_message(models: dict[str, Path]) -> None:
+    chat = Chat(models["gdn"], CHATML)
+    prompt, custom = chat.hints(agent(cache_control=EPHEMERAL), ANTHROPIC)
+    assert custom == {KEY: [len(prompt) - len(chat.ids(ANSWER))], LEFT_OUT: 0}
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_system_messages_behind_a_mark_do_not_move_it(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, inline: bool
+) -> None:
+    """Where a template has no place for them, SGLang moves them to the front."""
+    monkeypatch.setattr(Chat, "supports_inline_system", inline)
+    chat, body = Chat(models["gdn"], CHATML), agent((0, 1))
+    body["messages"].insert(4, {"role": "system", "content": "Be brief."})
+    front = SYSTEM_TEXT if inline else SYSTEM_TEXT.replace("Zoë.", "Zoë.\nBe brief.")
+    assert chat.hints(body, ANTHROPIC)[1][KEY] == [len(chat.ids(front + UP_TO[0, 1]))]
+
+
+@pytest.mark.parametrize(("marked", "text"), [(0, "<|im_start|>system\nBe kind."), (1, None)])
+def test_a_marked_block_of_the_system_prompt_ends_where_it_does(
+    models: dict[str, Path], marked: int, text: str | None
+) -> None:
+    """The last where the system prompt ends."""
+    chat = Chat(models["gdn"], CHATML)
+    _, custom = chat.noted(agent(system=blocks("Be kind.", "And brief.", marked=marked)), ANTHROPIC)
+    assert custom[KEY] == ([custom[SYSTEM_END]] if text is None else [len(chat.ids(text))])
+
+
+def test_a_mark_on_anthropics_tool_ends_where_tools_and_system_prompt_end(models: dict[str, Path]) -> None:
+    chat = Chat(models["gdn"], CHATML)
+    tool = {"name": "find", "input_schema": {"type": "object"}}
+    _, custom = chat.noted(agent(tools=[tool, {**tool, "cache_control": EPHEMERAL}]), ANTHROPIC)
+    assert custom[KEY] == [custom[SYSTEM_END]]
+
+
+def test_what_cannot_be_found_is_counted(models: dict[str, Path]) -> None:
+    """A tool that SGLang leaves out, alone and without a system prompt; marks beyond four; what no template renders."""
+    server_tool = {"type": "bash_20250124", "name": "bash", "cache_control": EPHEMERAL}
+    body = {"messages": AGENT, "tools": [server_tool]}
+    assert Chat(models["gdn"], CHATML).hints(body, ANTHROPIC)[1] == {KEY: [], LEFT_OUT: 1}
+    five = Chat(models["gdn"], CHATML).hints(agent(*UP_TO), ANTHROPIC)[1]
+    assert (len(five[KEY]), five[LEFT_OUT]) == (4, 1)
+    assert Chat(models["gdn"], NEEDS_FIVE).hints(agent((0, 0)), ANTHROPIC)[1] == {KEY: [], LEFT_OUT: 1}
+
+
+# The system prompt
 
 
 @pytest.mark.parametrize("template", [CHATML, NEEDS_A_USER, LAST_IS_OPEN])

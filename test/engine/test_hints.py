@@ -249,13 +249,53 @@ def test_a_marked_document_is_shared_by_questions_in_the_same_message(server: Se
         assert num_cached_of(answer) >= index * len(document["text"])
 
 
+def test_anthropics_messages_start_at_marked_ends_and_answer_as_if_computed(server: ServerProcess) -> None:
+    """Without marks the second question about a document starts at the system prompt's end alone."""
+    document, system = "A long document. " * 12, "Be kind, Zoë. " * 8
+    head = f"system\n{system}\nuser\n"  # and three special tokens
+    ended = {"system": len(head.encode()) + 3, "document": len((head + document).encode()) + 3}
+
+    def ask(question: str, marked: str | None) -> tuple[list[Any], int]:
+        marks = {key: {"cache_control": {**EPHEMERAL, "ttl": "1h"}} if key == marked else {} for key in ended}
+        content = [{"type": "text", "text": document, **marks["document"]}, {"type": "text", "text": question}]
+        body = {"model": "m", "temperature": 0, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+        body["system"] = [{"type": "text", "text": system, **marks["system"]}]
+        response = HTTP.post(f"{server.url}/v1/messages", json=body, timeout=300.0)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        return answer["content"], answer["usage"].get("cache_read_input_tokens", 0)
+
+    rounds = (("document", ended["document"]), ("system", ended["system"]), (None, ended["system"]))
+    for length, (marked, shared) in enumerate(rounds, start=1):
+        # Each longer than the last: else the cache has learned by now where such prompts diverge.
+        first, second = (letter * 10 * length for letter in "ab")
+        flush(server)
+        alone = ask(second, None)[0]
+        flush(server)
+        assert ask(first, marked)[1] == 0
+        assert ask(second, marked) == (alone, shared)
+
+
+def test_a_mark_of_an_hour_is_answered_as_a_retention(server: ServerProcess) -> None:
+    def answered(**fields: Any) -> dict[str, Any]:
+        users = {"role": "user", "content": "A question.", "cache_control": EPHEMERAL | fields}
+        metadata: dict[str, Any] = chat(server, [{"role": "system", "content": "Be kind."}, users])["metadata"]
+        return metadata
+
+    (told,) = answered(ttl="1h")["marconi_kv_hints"]
+    assert (told["action_type"], told["result"], told["num_states"], told["seconds"]) == ("retain", "accepted", 1, 3600)
+    assert "marconi_kv_hints" not in answered(ttl="5m")
+
+
 def test_a_mark_of_another_type_gets_400_in_one_line(server: ServerProcess) -> None:
     message = {"role": "user", "content": "x", "cache_control": {"type": "persistent"}}
-    body = {"model": "m", "messages": [message]}
-    response = HTTP.post(f"{server.url}/v1/chat/completions", json=body, timeout=60.0)
-    assert response.status_code == 400
+    body = {"model": "m", "max_tokens": 4, "messages": [message]}
     expected = 'messages[0].cache_control must be {"type": "ephemeral"}, got {"type": "persistent"}'
-    assert response.json()["message"] == expected
+    for path in ("v1/chat/completions", "v1/messages"):
+        response = HTTP.post(f"{server.url}/{path}", json=body, timeout=60.0)
+        assert response.status_code == 400
+        answer = response.json()
+        assert (answer["message"] if "message" in answer else answer["error"]["message"]) == expected
 
 
 def test_the_server_is_whole_and_its_log_has_no_traceback(server: ServerProcess) -> None:

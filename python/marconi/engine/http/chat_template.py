@@ -1,10 +1,10 @@
 """Positions in a chat's prompt: where marked text ends, and where the template makes the next turn diverge from it.
 
-`"cache_control": {"type": "ephemeral"}` marks a message, or part of one: a state is kept where that ends. SGLang's chat
-models drop the field, so it is read from the raw body. Where the marked text ends in tokens is found without
-knowing the template: the conversation up to it is rendered as SGLang renders the whole, and both begin with the same
-tokens up to there. What a template writes behind the last message (an invitation to answer) is left off, and text that
-it closes otherwise in the middle of a conversation costs a few tokens, never a wrong position.
+A client marks a message, a part of one, or the system prompt (`cache_control.py`): a state is kept where that ends.
+Where the marked text ends in tokens is found without knowing the template: the conversation up to it is rendered as
+SGLang renders the whole, and both begin with the same tokens up to there. What a template writes behind the last
+message (an invitation to answer) is left off, and text that it closes otherwise in the middle of a conversation costs a
+few tokens, never a wrong position.
 
     whole       <system> You are kind. </system> <user> Hello        </user> <assistant>
     up to it    <system> You are kind. </system>
@@ -38,13 +38,14 @@ Source: `srt/entrypoints/openai/serving_chat.py`.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import takewhile
 from operator import eq
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from marconi.engine.faults import fails_open
+from marconi.engine.http.cache_control import Mark, Marked, read_marks, retaining, system_of
 from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN, SYSTEM_END, mapping_of
 from marconi.engine.launch.flags import BACKEND
 from marconi.policy.admission.hints import MAX_HINTS
@@ -52,24 +53,11 @@ from marconi.policy.forecast.turns import MAX_DISTANCE
 
 logger = logging.getLogger(__name__)
 
-FIELD: Final = "cache_control"
-_TYPE: Final = "ephemeral"
-_ROUTE: Final = "/v1/chat/completions"
 _KNOWN: Final = "marconi_rendered"
 """On the server of chats: distances by the template's arguments, and ends of system prompts by their digests."""
 _MAX_KNOWN: Final = 256
-_SYSTEM_ROLES: Final = ("system", "developer")
 _RENDERED: Final = {"messages", "tools", "tool_choice", "response_format", "chat_template_kwargs", "reasoning_effort"}
 """Fields of a request that its template may show."""
-
-
-class Mark(NamedTuple):
-    """A message, or a part of one, that is marked."""
-
-    message: int
-    """Which of the messages,"""
-    num_parts: int | None
-    """and how many parts of its content; None for all of it."""
 
 
 def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:
@@ -77,78 +65,37 @@ def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_
 
     Raises `ValueError`, which becomes HTTP 400, for a mark that is none.
     """
-    marks = _marks_in(serving, raw_request)
+    is_ours = serving.tokenizer_manager.server_args.radix_cache_backend == BACKEND
+    marked = read_marks(raw_request) if is_ours else None
     adapted, converted = convert(serving, request, raw_request)
-    fails_open(_note)(serving, converted, adapted, marks)
+    if is_ours:
+        fails_open(_note)(serving, converted, adapted, marked)
     return adapted, converted
 
 
-def _note(serving: Any, request: Any, adapted: Any, marks: Sequence[Mark]) -> None:
-    """Note in `adapted`, which a chat `request` was converted to, where its `marks` end and its next turn leaves it."""
-    if marks:
-        _add_positions(serving, request, adapted, marks)
-    if serving.tokenizer_manager.server_args.radix_cache_backend == BACKEND:
-        add_distance(serving, request, adapted.sampling_params)
-        _add_system_end(serving, request, adapted)
+def _note(serving: Any, request: Any, adapted: Any, marked: Marked | None) -> None:
+    """Note in `adapted`, which a chat `request` was converted to, where its marks end and its next turn leaves it."""
+    if marked is not None:
+        _add_positions(serving, request, adapted, marked)
+    add_distance(serving, request, adapted.sampling_params)
+    _add_system_end(serving, request, adapted)
 
 
-def marks_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
-    """Yield the marks in the `messages` of a body, in their order.
-
-    Raises `ValueError`, in one line, for a value that is not understood.
-    """
-    for index, message in enumerate(messages):
-        content = message.get("content")
-        parts = content if isinstance(content, list) else []
-        for number, part in enumerate(parts, start=1):
-            if isinstance(part, Mapping) and _is_marked(part, f"messages[{index}].content[{number - 1}]"):
-                yield Mark(index, None if number == len(parts) else number)
-        if _is_marked(message, f"messages[{index}]"):
-            yield Mark(index, None)
-
-
-def _is_marked(marked: Mapping[str, Any], where: str) -> bool:
-    value = marked.get(FIELD)
-    if value is None:
-        return False
-    if not isinstance(value, Mapping) or value.get("type") != _TYPE:
-        shown = json.dumps(value, ensure_ascii=False)
-        expected = json.dumps({"type": _TYPE})
-        raise ValueError(f"{where}.{FIELD} must be {expected}, got {shown[:80]}")
-    return True
-
-
-def _marks_in(serving: Any, raw_request: Any) -> list[Mark]:
-    if serving.tokenizer_manager.server_args.radix_cache_backend != BACKEND:
-        return []
-    # Other routes (Anthropic's) come by here with a body of another kind.
-    if raw_request is None or not raw_request.url.path.endswith(_ROUTE):
-        return []
-    body = _body(raw_request)
-    return list(dict.fromkeys(marks_of(json.loads(body)["messages"]))) if FIELD.encode() in body else []
-
-
-def _body(raw_request: Any) -> bytes:
-    """The body of a request that has been read: nothing is waited for."""
-    try:
-        raw_request.body().send(None)
-    except StopIteration as done:
-        body: bytes = done.value
-        return body
-    raise AssertionError("a body that was parsed has not been read")
-
-
-def _add_positions(serving: Any, request: Any, adapted: Any, marks: Sequence[Mark]) -> None:
+def _add_positions(serving: Any, request: Any, adapted: Any, marked: Marked) -> None:
     """Note where the marked parts of a chat `request` end, in tokens of its prompt, and how many were not found."""
-    positions, prompt_ids = list[int](), adapted.input_ids
-    if _is_rendered(request, prompt_ids):
-        found = (_position(serving, request, prompt_ids, mark) for mark in marks[:MAX_HINTS])
-        positions = [position for position in found if position]
+    positions, retained, prompt_ids = list[int](), list[int](), adapted.input_ids
+    for mark in marked.marks[:MAX_HINTS] if _is_rendered(request, prompt_ids) else ():
+        position = _position(serving, request, prompt_ids, marked, mark)
+        if position:
+            positions.append(position)
+            retained += [position] if mark.retains else []
+    if retained:
+        adapted.kv_hints = retaining(retained)
     custom = dict(mapping_of(adapted.sampling_params.get("custom_params")))
     given = custom.get(KEY, [])
     # What is not a list is refused later, as it came.
     custom[KEY] = [*given, *positions] if isinstance(given, list) else given
-    custom[LEFT_OUT] = len(marks) - len(positions)
+    custom[LEFT_OUT] = len(marked.marks) - len(positions)
     adapted.sampling_params["custom_params"] = custom
 
 
@@ -157,15 +104,19 @@ def _is_rendered(request: Any, prompt_ids: Any) -> bool:
     return isinstance(prompt_ids, list) and request.input_ids is None
 
 
-def _position(serving: Any, request: Any, prompt_ids: list[int], mark: Mark) -> int:
-    marked = request.messages[mark.message]
-    if mark.num_parts is not None:
-        marked = marked.model_copy(update={"content": marked.content[: mark.num_parts]})
-    before = [*request.messages[: mark.message], marked]
+def _position(serving: Any, request: Any, prompt_ids: list[int], marked: Marked, mark: Mark) -> int | None:
+    try:
+        before = marked.before(serving, request, mark)
+    except Exception as error:
+        # Whatever a conversion raises for a part of a conversation.
+        logger.debug("marconi: a part of a conversation cannot be converted: %s", error)
+        return None
+    if not before:
+        return _system_end(serving, request, prompt_ids)
     found = _num_common(serving, request, before, prompt_ids)
     if found is None:
-        found = _num_common(serving, request, [*before, _another_turn(request, mark.message + 1)], prompt_ids)
-    return found or 0
+        found = _num_common(serving, request, [*before, _another_turn(request, len(before))], prompt_ids)
+    return found
 
 
 def _num_common(serving: Any, request: Any, messages: Sequence[Any], prompt_ids: list[int]) -> int | None:
@@ -233,16 +184,22 @@ def _distance(serving: Any, request: Any) -> int | None:
 
 def _add_system_end(serving: Any, request: Any, adapted: Any) -> None:
     """Note in `adapted`, which a chat `request` was converted to, where its system messages and tools end."""
-    system = list(takewhile(lambda message: message.role in _SYSTEM_ROLES, request.messages))
     custom, prompt_ids = adapted.sampling_params.get("custom_params") or {}, adapted.input_ids
-    if not (system or request.tools) or not isinstance(custom, dict) or not _is_rendered(request, prompt_ids):
-        return
+    if isinstance(custom, dict) and _is_rendered(request, prompt_ids):
+        end = _system_end(serving, request, prompt_ids)
+        if end:
+            adapted.sampling_params["custom_params"] = {SYSTEM_END: end, **custom}
+
+
+def _system_end(serving: Any, request: Any, prompt_ids: list[int]) -> int | None:
+    """Tokens of the prompt of `request` up to the end of its system messages and tools; None if it has neither."""
+    system = system_of(request)
+    if not (system or request.tools):
+        return None
     shown = request.model_copy(update={"messages": system}).model_dump_json(include=_RENDERED)
     messages = [*system, _another_turn(request, len(system))]
     key = blake2b(shown.encode(), digest_size=16).hexdigest()
-    end = _found_once(serving, key, lambda: _num_common(serving, request, messages, prompt_ids))
-    if end:
-        adapted.sampling_params["custom_params"] = {SYSTEM_END: end, **custom}
+    return _found_once(serving, key, lambda: _num_common(serving, request, messages, prompt_ids))
 
 
 # Rendering

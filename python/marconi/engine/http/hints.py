@@ -84,7 +84,7 @@ def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, r
 
 def on_build_metadata(metadata: dict[str, Any], meta_info: Mapping[str, Any]) -> dict[str, Any]:
     """After `build_endpoint_weight_version_metadata`: an OpenAI answer's `metadata` says it, too."""
-    return {**metadata, **{key: meta_info[key] for key in (KEY, EXPLAIN) if key in meta_info}}
+    return {**metadata, **{key: meta_info[key] for key in (KEY, KV_HINTS, EXPLAIN) if key in meta_info}}
 
 
 async def _reporting(responses: Any, manager: Any, obj: Any, request: Any) -> AsyncIterator[Any]:
