@@ -36,6 +36,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         description="Flush a server's cache, send it a trace, replay what it was sent on pools of the same size, and "
         "compare the cached tokens of every request. Exit status 0 if both agree, 1 if not. Nobody else should use the "
         "server meanwhile. TRACE is as in `marconi replay`.",
+        epilog="example:\n  marconi validate http://127.0.0.1:30000 generate:chat-short --max-requests 60",
     )
     validate.add_argument("url", metavar="URL", help="the server's address, for example http://127.0.0.1:30000")
     validate.add_argument("trace", metavar="TRACE", help="a trace, - for stdin, or generate:WORKLOAD")
