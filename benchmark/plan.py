@@ -109,7 +109,7 @@ def measure(log: Path, model: Path, memories: Sequence[MemorySize], num_processe
     memories_bytes, _, unbounded = resolve(memories, inputs)
     plan = make_plan(inputs, memories_bytes, unbounded, num_processes)
     clock.ends("replay")
-    console_for_tables().print(render(plan))
+    console_for_tables().print(render(plan, has_table=True))
     clock.ends("print")
     return clock.stages
 

@@ -35,11 +35,18 @@ class UsageError(Exception):
     """A request that cannot be carried out; the message is one line."""
 
 
+class _Help(argparse.HelpFormatter):
+    """Help that wraps sentences, and keeps the lines of an example."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("example:\n") else super()._fill_text(text, width, indent)
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with the word that was likely meant."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+        super().__init__(formatter_class=_Help, **settings)
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
@@ -177,6 +184,7 @@ def _add_top(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "top",
         help="watch a server's cache",
         description="Show the contents and activity of a server's cache, live; Ctrl-C ends it.",
+        epilog="example:\n  marconi top http://127.0.0.1:30000",
     )
     top.add_argument("url", metavar="URL", help="the server's address, for example http://127.0.0.1:30000")
     top.add_argument(
@@ -202,6 +210,7 @@ def _add_why(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "why",
         help="say why requests of a server missed",
         description="Say why the latest requests of a server missed, or one of them, part by part.",
+        epilog="example:\n  marconi why http://127.0.0.1:30000\n  marconi why http://127.0.0.1:30000 5f0c",
     )
     why.add_argument("url", metavar="URL", help="the server's address, for example http://127.0.0.1:30000")
     why.add_argument("request", nargs="?", metavar="REQUEST", help="the id of a request, or its beginning")
@@ -237,6 +246,8 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "marconi supports, which it refuses and why, and how large the pools would be. LAUNCH_ARGS are flags of "
         "sglang.launch_server: all flags that are not listed below, and all after `--`. Exit status 0 if it would be "
         "served, 1 if not.",
+        epilog="example:\n  marconi check --gpu-memory 80GB -- "
+        "--model-path Qwen/Qwen3-Next-80B-A3B-Instruct --tp-size 4",
     )
     check.add_argument(
         "--platform",

@@ -26,6 +26,7 @@ def add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
         description="Serve a hybrid model twice with scarce memory, stock and with Marconi, send both the same "
         "requests, and compare computed tokens and answers. Exit status 1 if any answer differs. "
         "Arguments after `--` are passed to both servers.",
+        epilog="example:\n  marconi demo --family mamba2 -- --chunked-prefill-size 256",
     )
     demo.add_argument("--model-path", metavar="DIR_OR_NAME", help="any hybrid model (default: build a small one)")
     demo.add_argument("--family", choices=_FAMILIES, default="gdn", help="family of the small model (default: gdn)")
@@ -50,6 +51,7 @@ def add_tiny_model(commands: "argparse._SubParsersAction[Any]") -> None:
         "tiny-model",
         help="write a small hybrid model with random weights",
         description="Write a Hugging Face checkpoint with random weights and a long memory; same seed, same bytes.",
+        epilog="example:\n  marconi tiny-model --family gdn --out tiny",
     )
     tiny.add_argument("--family", choices=_FAMILIES, required=True, help="gdn: Qwen3.5 text; mamba2: Nemotron-H")
     tiny.add_argument(

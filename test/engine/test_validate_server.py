@@ -32,7 +32,7 @@ def test_no_request_differs_from_its_replay(
     for number, (workload, num_sessions) in enumerate((("chat-short", 8), ("agent-drop", 12))):
         file = tmp_path / f"{number}.json"
         trace = (f"generate:{workload}", "--max-sessions", str(num_sessions), "--max-requests", "60")
-        assert cli.main(["validate", server.url, *trace, "--json", str(file)]) == 0, capsys.readouterr().out
+        assert cli.main(["validate", server.url, *trace, "--flush", "--json", str(file)]) == 0, capsys.readouterr().out
         both = json.loads(file.read_text())
         assert both["num_differing"] == 0
         assert both["num_requests"] > 10
@@ -43,4 +43,4 @@ def test_no_request_differs_from_its_replay(
 def test_beside_each_other_both_are_close(server: ServerProcess) -> None:
     """Eight at a time, of which four run: within three points of the prompt tokens."""
     trace = ("generate:chat-short", "--max-sessions", "8", "--max-requests", "60")
-    assert cli.main(["validate", server.url, *trace, "--concurrency", "8", "--tolerance", "3"]) == 0
+    assert cli.main(["validate", server.url, *trace, "--flush", "--concurrency", "8", "--tolerance", "3"]) == 0

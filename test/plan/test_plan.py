@@ -1,13 +1,14 @@
 """`marconi plan`: what it advises follows from the runs, and nothing is changed for nothing."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from marconi.cli import main
+from marconi.cli import main, parse
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.plan.advice import INT8, ONE_POOL, Advice, Contender, flags
 from marconi.plan.plan import INT8_RATIOS, RATIOS, candidates, halves, make_plan, request_bytes
@@ -196,16 +197,24 @@ def test_a_model_without_states_has_no_split_to_choose() -> None:
     assert advice.to_json()["sglang_flags"] is None
 
 
-def test_the_command_prints_tables_and_advice_and_writes_both(
+def test_the_command_prints_the_verdict_and_what_is_next_and_on_request_tables_and_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plan.json"
     argv = ["plan", "generate:agent-append", "--max-sessions", "8", "--model", "nemotron-h-8b", "--memory", "0.1x,0.3x"]
-    assert main([*argv, "--json", str(out)]) == 0
+    assert main(argv) == 0
+    *verdict, following = capsys.readouterr().out.splitlines()
+    assert main([*argv, "--table", "--json", str(out)]) == 0
     document = json.loads(out.read_bytes())
+    assert verdict == document["verdict"]
+    assert following.startswith("Next: marconi check --gpu-memory 80GB -- --model-path nemotron-h-8b --radix-cache-")
+    assert parse(shlex.split(following)[2:]).gpu_memory == "80GB"
     assert {"trace", "model", "seed", "runs"} <= set(document)
     assert len(document["runs"]) == 2 * len(candidates(1, has_int8=True))
     printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert lines[: len(verdict)] == verdict
+    assert lines[-1] == following
     for advice in document["advice"]:
         runs = [run for run in document["runs"] if run["memory_bytes"] == advice["memory_bytes"]]
         best = max(run["token_hit_rate"] for run in runs if not run["int8_checkpoints"])
@@ -236,26 +245,45 @@ def point(num_hit_tokens: int, divided: PolicyResult | None = None) -> Advice:
     return Advice(LRU, LRU, None, alone, NEEDS, alone, divided)
 
 
-def verdict(
+def planned(
     *points: Advice,
     sizes: tuple[int, ...] = (5_000, 6_000),
     stored: tuple[PolicyResult, ...] = (),
     model: str = "nemotron-h-8b",
-) -> tuple[str, ...]:
+) -> Plan:
     runs = tuple(
         replace(like("best", None, hits), task=Task(BEST, 2 ** (31 + 50 * index))) for index, hits in enumerate(sizes)
     )
     halved = (LRU, like("best", None, 4_000)), (LRU, like("best", None, 6_000))
     profile, on = load(model), DEVICES["h100"]
     report = Report(ReplayInputs(conversations(), profile, on, PrefillLatency(profile, on)), None, (LRU,))
-    return Plan(report, points, runs, halved, stored).verdict
+    return Plan(report, points, runs, halved, stored)
+
+
+def verdict(*points: Advice, **fields: Any) -> tuple[str, ...]:
+    return planned(*points, **fields).verdict
+
+
+def test_a_launch_has_the_flags_of_the_first_memory_in_which_it_helps() -> None:
+    assert planned(point(6_000)).launch_flags == "--radix-cache-backend marconi"
+    assert planned(point(2_010)).launch_flags is None, "stock SGLang is as good"
+    assert planned().launch_flags is None, "nothing fits"
+    divided = like("best", 0.2, 7_000)
+    assert planned(point(2_010), point(6_000, divided)).launch_flags == (
+        "--radix-cache-backend marconi --mamba-full-memory-ratio 0.2"
+    )
+    above = replace(like("best", None, 6_000), task=Task(BEST, 10**9, host_bytes=4 * 10**9))
+    on_ranks = replace(planned(replace(point(6_000), alone=above)), num_cards=2)
+    assert on_ranks.launch_flags == (
+        "--radix-cache-backend marconi --tp-size 2 --enable-hierarchical-cache --hicache-ratio 4"
+    )
 
 
 def test_the_five_lines_follow_from_the_runs() -> None:
     helps, which, memory, servers, sure = verdict(point(6_000))
     assert helps == (
         "Would it help? Yes, with the flag alone: 50.0 % fewer prompt tokens computed in 1 GB "
-        "(60.0 % cached, stock SGLang 20.0 %)."
+        "(60.0 % cached, P95 TTFT 2 s; stock SGLang 20.0 %, 2 s)."
     )
     assert which == "Which flags? --radix-cache-backend marconi, and nothing more."
     assert memory.endswith("unlimited memory would hit 60.0 %: 1 GB is enough.")

@@ -1,6 +1,9 @@
 """The `marconi` command as a shell meets it: a reader that goes away, a full disk, Ctrl-C while libraries load."""
 
+import argparse
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -121,6 +124,22 @@ def test_whoever_asks_for_nothing_or_for_help_gets_help(
         cli.main(argv)
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(start)
+
+
+def subcommands() -> dict[str, argparse.ArgumentParser]:
+    (commands,) = (each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return dict(commands.choices)
+
+
+@pytest.mark.parametrize(("name", "parser"), subcommands().items(), ids=subcommands())
+def test_the_help_of_a_command_ends_with_examples_that_it_reads(name: str, parser: argparse.ArgumentParser) -> None:
+    _, _, examples = parser.format_help().partition("\nexample:\n")
+    lines = examples.splitlines()
+    assert 1 <= len(lines) <= 2
+    for line in lines:
+        assert re.match(rf"  marconi {name} ", line)
+        args = cli.parse(shlex.split(line)[1:])
+        assert args.parser.prog == f"marconi {name}"
 
 
 @pytest.mark.parametrize(

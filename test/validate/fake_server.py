@@ -48,6 +48,10 @@ class Fake:
         self.changed = status
         self.info: dict[str, Any] = {"model_path": MODEL, "speculative_algorithm": None}
         self.flush_code = 200
+        self.num_flushes = 0
+        self.num_running = 0
+        self.latest: list[tuple[str, float]] = []
+        """Id and age in seconds of each request, whoever sent it."""
         self.max_prompt_tokens = cache.kv_tokens.size
         self.replay = self._new()
         self.num_served = 0
@@ -62,6 +66,10 @@ class Fake:
     def get(self, path: str) -> tuple[int, Any]:
         if path == "/server_info":
             return 200, self.info
+        if path.startswith("/v1/loads"):
+            return 200, {"loads": [{"num_running_reqs": self.num_running, "num_waiting_reqs": 0}]}
+        if path == "/marconi/requests":
+            return 200, {"ranks": [{"requests": [{"rid": rid, "seconds_ago": ago} for rid, ago in self.latest]}]}
         rank = {
             **asdict(self.cache),
             "dp_rank": 0,
@@ -76,6 +84,7 @@ class Fake:
         with self._serving:
             if path.startswith("/flush_cache"):
                 self.replay = self._new()
+                self.num_flushes += 1
                 return self.flush_code, "flushed"
             if len(body["input_ids"]) > self.max_prompt_tokens:
                 return 400, {"error": {"message": "too long"}}
@@ -112,6 +121,7 @@ class Fake:
         self._now_s += 1.0
         number, self.num_served = self.num_served, self.num_served + 1
         self.prompts.append(prompt)
+        self.latest.append((body["rid"], 0.0))
         told = self.lie(number, run.num_hit_tokens)
         explained = {"line": f"hit {told:,} of {len(prompt):,}", "steps": steps.as_dict()}
         meta = {"cached_tokens": told, "prompt_tokens": len(prompt), EXPLAIN: explained}

@@ -1,5 +1,6 @@
 """`marconi validate` finds a server that caches what its replay says, one that does not, and says so; bad input."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +158,53 @@ def test_a_server_that_does_not_flush_is_one_line(capsys: pytest.CaptureFixture[
     fake.flush_code = 403
     assert run(fake, *SENT) == 2
     assert "does not flush its cache: 403" in capsys.readouterr().err
+
+
+# Others
+
+USED = ({"num_running": 1}, {"latest": [("chat", 59.0)]})
+
+
+def used(**fields: Any) -> Fake:
+    fake = Fake(CACHE, honest)
+    vars(fake).update(fields)
+    return fake
+
+
+@pytest.mark.parametrize("fields", USED)
+def test_a_server_that_others_use_is_not_flushed_unless_a_flag_agrees(
+    fields: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = used(**fields)
+    assert run(fake, *SENT) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "marconi: error: URL must be a server that nobody else uses, or --flush be given, got requests "
+    )
+    assert (fake.num_flushes, fake.num_served) == (0, 0)
+    assert run(fake, *SENT, "--flush") == 0
+    assert fake.num_flushes == 1
+
+
+@pytest.mark.parametrize(("answer", "status"), [("\n", 2), ("", 2), ("no\n", 2), ("y\n", 0), ("Yes\n", 0)])
+def test_on_a_terminal_it_asks_and_takes_anything_but_yes_for_no(
+    answer: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = io.StringIO(answer)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    fake = used(num_running=2)
+    assert run(fake, *SENT) == status
+    assert fake.num_flushes == (status == 0)
+    asked = "requests running or waiting: 2, begun by others within the last minute: 0. Flush its cache? [y/N] "
+    assert asked in capsys.readouterr().err
+
+
+def test_old_requests_and_those_of_an_earlier_run_are_no_others() -> None:
+    fake = used(latest=[("chat", 61.0)])
+    assert run(fake, *SENT) == 0
+    assert run(fake, *SENT) == 0
+    assert fake.num_flushes == 2
 
 
 # Prompts

@@ -1,7 +1,9 @@
 """The subcommand `marconi plan`: its options, and what it prints."""
 
 import argparse
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from marconi.plan.advice import DEFAULT, STOCK
@@ -12,7 +14,7 @@ from marconi.replay.inputs import memory_of_card, read_inputs, require_memory_fo
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.report import deliver
-from marconi.replay.result import require_writable
+from marconi.replay.result import STDOUT, require_writable
 from marconi.replay.task import ReplayInputs
 
 
@@ -23,8 +25,13 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="which KV/state split and which policy fit a trace",
         description="Replay a trace under SGLang's split of memory and others, one pool, and several policies; say "
         "what to configure and what it would win.",
+        epilog="example:\n  marconi plan log.jsonl --model ./my-model\n"
+        "  marconi plan generate:agent-append --model nemotron-h-8b --memory 8GB,16GB",
     )
     add_shared(plan, MEMORY_OF_CARD, "; requests_per_s is always null", needs_memory=False)
+    plan.add_argument(
+        "--table", action="store_true", help="also print the advice for each amount of memory, and all that was tried"
+    )
     plan.set_defaults(run=_plan)
 
 
@@ -40,5 +47,16 @@ def _plan(
     plan = make_plan(inputs, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes, storage)
     if extend is not None:
         plan = extend(args, inputs, plan)
-    deliver(render(plan), args.json, plan.to_json)
+    deliver(render(plan, has_table=args.table), args.json, plan.to_json)
+    if plan.launch_flags is not None and args.json != STDOUT:
+        # Past the console, which would break it at a terminal's width.
+        print(f"Next: {_check(args.model, plan)}")
     return 0
+
+
+def _check(model: str, plan: Plan) -> str:
+    """`marconi check` of the launch that is advised."""
+    num_bytes = plan.report.inputs.device.memory_bytes
+    card = f" --gpu-memory {num_bytes / 1e9:g}GB" if num_bytes else ""
+    path = Path(model).parent if Path(model).is_file() else model
+    return f"marconi check{card} -- --model-path {shlex.quote(str(path))} {plan.launch_flags}"

@@ -150,7 +150,8 @@ def halves(inputs: ReplayInputs) -> tuple[ReplayInputs, ...]:
     )
 
 
-def render(plan: Plan) -> RenderableType:
-    """The tables, and the advice below them."""
-    advice = (line for advice in plan.advice for line in (*advice.sentences, ""))
-    return Group(tables(plan.report), *advice, *plan.verdict)
+def render(plan: Plan, *, has_table: bool = False) -> RenderableType:
+    """The verdict, and below it every run with the advice; without the table no advice but for what does not fit."""
+    advice = (each.sentences for each in plan.advice if has_table or each.best is None)
+    table = (tables(plan.report),) if has_table else ()
+    return Group(*plan.verdict, *(line for sentences in advice for line in ("", *sentences)), *table)

@@ -16,7 +16,7 @@ from marconi.model.serving import SERVED, Serving
 from marconi.plan.advice import LEAST_GAIN, Advice, fewer, flags
 from marconi.replay.memory import format_bytes
 from marconi.replay.result import PolicyResult, Report
-from marconi.replay.task import ReplayInputs
+from marconi.replay.task import ReplayInputs, Task
 
 FLAG: Final = "--radix-cache-backend marconi"
 _SHARE: Final = 0.8
@@ -66,6 +66,27 @@ class Plan:
         )
 
     @property
+    def launch_flags(self) -> str | None:
+        """Flags of a server in the first memory in which it computes less than stock SGLang; None if in none."""
+        helped = (point for point in self._points if fewer(point[1], point[0]) >= LEAST_GAIN)
+        if self.serving.why_not is not None or (point := next(helped, None)) is None:
+            return None
+        _, alone, ours = point
+        task, num_ranks = alone.task, max(self.num_cards or 1, self.report.inputs.model.tensor_parallel)
+        return " ".join(
+            (
+                self._flag,
+                *((f"--tp-size {num_ranks}",) if num_ranks > 1 else ()),
+                *((flags(ours),) if fewer(ours, alone) >= LEAST_GAIN else ()),
+                *((_host_flags(task),) if task.host_bytes else ()),
+            )
+        )
+
+    @property
+    def _flag(self) -> str:
+        return " ".join(filter(None, (FLAG, self.serving.flags)))
+
+    @property
     def _points(self) -> list[tuple[PolicyResult, PolicyResult, PolicyResult]]:
         """Stock SGLang as it comes, the default alone, and best divided, in each memory in which something fits."""
         return [
@@ -77,7 +98,8 @@ class Plan:
     def _gain(self) -> str:
         texts = [
             f"{_fewer(fewer(alone, stock), 'prompt tokens')} computed in {format_bytes(stock.task.memory_bytes)} "
-            f"({_percent(alone.token_hit_rate)} cached, stock SGLang {_percent(stock.token_hit_rate)})"
+            f"({_percent(alone.token_hit_rate)} cached, P95 TTFT {alone.ttft_s.p95:.3g} s; stock SGLang "
+            f"{_percent(stock.token_hit_rate)}, {stock.ttft_s.p95:.3g} s)"
             for stock, alone, _ in self._points
         ]
         if all(fewer(alone, stock) < LEAST_GAIN for stock, alone, _ in self._points):
@@ -91,8 +113,7 @@ class Plan:
             for _, alone, ours in self._points
             if fewer(ours, alone) >= LEAST_GAIN
         ]
-        flag = " ".join(filter(None, (FLAG, self.serving.flags)))
-        return "; ".join((flag, *better)) + ("." if better else ", and nothing more.")
+        return "; ".join((self._flag, *better)) + ("." if better else ", and nothing more.")
 
     def _memory(self) -> str:
         runs = sorted((*(alone for _, alone, _ in self._points), *self.sizes), key=lambda run: run.task.memory_bytes)
@@ -155,6 +176,10 @@ def fewest_cards(inputs: ReplayInputs, request_bytes: int) -> int | None:
     """The fewest cards that hold the weights and `request_bytes`; None if their memory is unknown or 64 do not."""
     room = int(_SHARE * inputs.device.memory_bytes) - request_bytes
     return next((num for num in (1, 2, 4, 8, 16, 32, 64) if inputs.model.weight_bytes // num <= room), None)
+
+
+def _host_flags(task: Task) -> str:
+    return f"--enable-hierarchical-cache --hicache-ratio {task.host_bytes / task.memory_bytes:.3g}"
 
 
 def _fewer(gain: float, what: str) -> str:

@@ -48,6 +48,8 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         description="What each policy would have hit, computed and kept on a trace. TRACE is a file or folder, "
         "compressed or not, - for stdin, or generate:WORKLOAD. Same input and seed, same bytes. Block caches also give "
         "the four numbers of the Mooncake-format block replays, by their names.",
+        epilog="example:\n  marconi replay log.jsonl --model nemotron-h-8b --memory 10GB,20GB\n"
+        "  marconi replay generate:chat-short --model nemotron-h-8b --memory 0.1x --policy lru,best",
     )
     add_shared(
         replay,
@@ -97,6 +99,7 @@ def _add_convert(commands: "argparse._SubParsersAction[Any]") -> None:
         description="Read a trace of any format, an API's log for example, and write the `artifact` format, so that "
         "it is tokenized once; say how many of its prompt tokens an earlier request had. LOG is a file or folder, "
         "compressed or not, - for stdin, or generate:WORKLOAD.",
+        epilog="example:\n  marconi convert log.jsonl --model ./my-model -o trace.jsonl.gz",
     )
     convert.add_argument("trace", metavar="LOG", help="a log or a trace")
     convert.add_argument("--model", metavar="DIR", help="the model's folder, with its tokenizer and chat template")

@@ -26,6 +26,8 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         description="Serve the routes of SGLang servers (/v1/chat/completions, /v1/completions, /generate, streamed or "
         "not) and send each request to the server with the longest prefix of its prompt up to a kept state. "
         "GET /router shows the fleet and the reason for each choice; GET /metrics is for Prometheus.",
+        epilog="example:\n  marconi router --model Qwen/Qwen3-Next-80B-A3B-Instruct "
+        "--workers http://127.0.0.1:30001,http://127.0.0.1:30002",
     )
     router.add_argument(
         "--workers", required=True, metavar="URLS", help="separated by commas: http://127.0.0.1:30001,..."

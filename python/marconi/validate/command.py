@@ -22,7 +22,7 @@ from marconi.replay.result import require_writable
 from marconi.validate.comparison import Comparison, Row
 from marconi.validate.prediction import Prediction, Sent, replay_of
 from marconi.validate.prompts import Prompts
-from marconi.validate.server import RequestRefused, ServedCache, ServerClient
+from marconi.validate.server import OWN, RequestRefused, ServedCache, ServerClient
 
 DEFAULT_MAX_NEW_TOKENS: Final = 16
 DEFAULT_TOLERANCE_POINTS: Final = 0.5
@@ -35,7 +35,9 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="hold the replay's prediction against a running server",
         description="Flush a server's cache, send it a trace, replay what it was sent on pools of the same size, and "
         "compare the cached tokens of every request. Exit status 0 if both agree, 1 if not. Nobody else should use the "
-        "server meanwhile. TRACE is as in `marconi replay`.",
+        "server meanwhile: if it has requests, or has begun others within the last minute, the command asks before it "
+        "flushes, or refuses where nobody can answer. TRACE is as in `marconi replay`.",
+        epilog="example:\n  marconi validate http://127.0.0.1:30000 generate:chat-short --max-requests 60",
     )
     validate.add_argument("url", metavar="URL", help="the server's address, for example http://127.0.0.1:30000")
     validate.add_argument("trace", metavar="TRACE", help="a trace, - for stdin, or generate:WORKLOAD")
@@ -61,6 +63,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     validate.add_argument("--max-requests", type=positive, metavar="N", help="send no more than the first N")
     validate.add_argument("--api-key", metavar="KEY", help="the server's API key, if it has one")
+    validate.add_argument("--flush", action="store_true", help="flush without asking, even if others use the server")
     validate.add_argument(
         "--json", type=Path, metavar="FILE", help="write both sides of every request there (- is stdout)"
     )
@@ -97,6 +100,8 @@ def _validate(args: argparse.Namespace) -> int:
     if vocab_size is None:
         raise ValueError("the server does not say how many tokens its model knows: it runs another version of marconi")
     prompts = Prompts(trace, vocab_size)
+    if not args.flush:
+        _require_agreement(server)
     server.flush()
     sent, num_refused = _send(server, trace, prompts, args, cache.max_prompt_tokens)
     _remark_others(server, ranks, len(sent))
@@ -115,6 +120,20 @@ def _validate(args: argparse.Namespace) -> int:
     return 0 if comparison.agrees else 1
 
 
+def _require_agreement(server: ServerClient) -> None:
+    """Ask before others lose what is cached for them; `ValueError` unless the answer is yes."""
+    num_active, num_recent = server.others()
+    if not num_active and not num_recent:
+        return
+    used = f"requests running or waiting: {num_active:,}, begun by others within the last minute: {num_recent:,}"
+    if sys.stdin.isatty():
+        # Standard output may be the JSON.
+        print(f"{server.address}: {used}. Flush its cache? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    raise ValueError(f"URL must be a server that nobody else uses, or --flush be given, got {used}")
+
+
 def _send(
     server: ServerClient, trace: Trace, prompts: Prompts, args: argparse.Namespace, max_prompt_tokens: int | None
 ) -> tuple[list[tuple[int, str, Sent]], int]:
@@ -123,7 +142,7 @@ def _send(
     At most `args.concurrency` at a time, in the trace's order; `ValueError` if it refuses all. A prompt of more than
     `max_prompt_tokens` is not sent: the server would refuse it, and take a slot and a token for the error.
     """
-    run, lock = uuid.uuid4().hex[:8], threading.Lock()
+    run, lock = f"{OWN}{uuid.uuid4().hex[:8]}", threading.Lock()
     refused: list[str] = []
 
     def send(index: int) -> tuple[int, str, Sent] | None:

@@ -4,6 +4,7 @@ import urllib.error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,6 +18,9 @@ from marconi.process import fetch, from_json
 from marconi.view.top import address_of, ask
 
 FLUSH_TIMEOUT_S: Final = 30
+RECENT_S: Final = 60
+OWN: Final = "validate-"
+"""How the ids of this command's requests begin."""
 _ANSWER_TIMEOUT_S: Final = 1800.0
 _WORKING: Final = "its working slot"
 _TRACKED: Final = "what SGLang tracked last"
@@ -118,13 +122,16 @@ class ServerClient:
 
     def info(self) -> dict[str, Any]:
         """Ask `GET /server_info`."""
-        try:
-            info = self._json("/server_info", None)
-        except RequestRefused as error:
-            raise ValueError(f"{self.address}/server_info: {error}") from None
-        if not isinstance(info, dict):
-            raise ValueError(f"{self.address}/server_info describes no server")
-        return info
+        return self._described("/server_info")
+
+    def others(self) -> tuple[int, int]:
+        """Requests that run or wait, and those that have begun within `RECENT_S`, without those of `OWN`."""
+        loads = self._described("/v1/loads?include=core").get("loads", ())
+        latest = chain.from_iterable(rank["requests"] for rank in ask(self.address, self._api_key, "/marconi/requests"))
+        return (
+            sum(load.get(name, 0) for load in loads for name in ("num_running_reqs", "num_waiting_reqs")),
+            sum(each["seconds_ago"] < RECENT_S and not each["rid"].startswith(OWN) for each in latest),
+        )
 
     def flush(self) -> None:
         """Drop all that is cached; `ValueError` where the server does not, as while other requests run."""
@@ -153,6 +160,15 @@ class ServerClient:
                 f"{self.address}/generate does not explain {quote(rid)}: it was started with "
                 "--marconi-explain off, runs another version of marconi, or aborted the request"
             ) from None
+
+    def _described(self, path: str) -> dict[str, Any]:
+        try:
+            found = self._json(path, None)
+        except RequestRefused as error:
+            raise ValueError(f"{self.address}{path}: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{self.address}{path} describes no server")
+        return found
 
     def _json(self, path: str, body: Mapping[str, Any] | None) -> Any:
         return from_json(f"{self.address}{path}", self._read(path, body))

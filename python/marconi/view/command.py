@@ -23,6 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="draw the cache's tree over a trace",
         description="Replay a trace under one policy, request by request, and write a page that shows the tree, its "
         "memory, hits and evictions over time: one HTML file, which fetches nothing.",
+        epilog="example:\n  marconi view log.jsonl --model nemotron-h-8b --memory 8GB --html tree.html",
     )
     add_inputs(view, MEMORY_OF_CARD, needs_memory=False)
     view.add_argument("--html", type=Path, required=True, metavar="FILE", help="write the page there")
