@@ -1,7 +1,7 @@
 """Stand-ins for the Triton launchers that the served families call, and for what SGLang asks of torch's device.
 
-The families are the gated delta rule (Qwen3.5, Qwen3-Next) and Mamba2 (Nemotron-H, Falcon-H1, Granite 4); all that is
-replaced is in `upstream.toml`.
+The families are the gated delta rule (Qwen3.5, Qwen3-Next), Mamba2 (Nemotron-H, Falcon-H1, Granite 4) and the short
+convolution (LFM2); all that is replaced is in `upstream.toml`.
 """
 
 import functools
