@@ -30,7 +30,7 @@ from marconi.engine.reports.stats import HIT_KINDS, CacheStats
 from marconi.engine.reports.status import Use
 from marconi.events.address import TcpAddress
 from marconi.model.learned_latency import LearnedLatency
-from marconi.policy.misses import Cause
+from marconi.policy.causes import Cause
 from marconi.router.gateway import stats
 from marconi.router.gateway.connections import Connections
 from marconi.router.gateway.gateway import Gateway

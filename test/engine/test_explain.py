@@ -19,7 +19,8 @@ from marconi.engine.http.streams import around_stream, note_explained
 from marconi.engine.reports.explain import EXPLAIN, MAX_LATEST, OFF, Explained, Explanations, require_wish, uncached
 from marconi.engine.reports.moments import Steps
 from marconi.model.learned_latency import LearnedLatency
-from marconi.policy.misses import Cause, Explanation, Miss
+from marconi.policy.causes import Cause
+from marconi.policy.misses import Explanation, Miss
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import HTTP, random_tokens

@@ -10,10 +10,10 @@ from marconi.lifecycle.pools import Amount
 from marconi.lifecycle.running import Missing, Rows, reserved
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Need
+from marconi.policy.causes import Cause
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.policy.misses import Cause
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import TwoPools
 from marconi.replay.scheduling import Scheduling

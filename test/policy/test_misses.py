@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from marconi.model.latency import LatencyModel, require_lengths
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Need, NodeView
+from marconi.policy.causes import Cause
 from marconi.policy.eviction.best import BestEviction, log2_worth
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
@@ -21,7 +22,7 @@ from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.turns import Turns
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.policy.misses import Cause, Misses
+from marconi.policy.misses import Misses
 from marconi.policy.request import Lease, Request, pack
 from marconi.policy.residency import Place
 from marconi.replay.admission.chunk_end import ExtraBuffer

@@ -12,9 +12,10 @@ from typing import Any
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Need
+from marconi.policy.causes import Cause
 from marconi.policy.host_tier import HostTier
 from marconi.policy.hybrid_cache import HybridCache, Suffix
-from marconi.policy.misses import Cause, Explanation
+from marconi.policy.misses import Explanation
 from marconi.policy.request import Lease, Request
 from marconi.tree import Freed, HostCopy, Node
 

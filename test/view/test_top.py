@@ -96,7 +96,8 @@ def test_a_page_shows_totals_and_what_came_since() -> None:
     assert ["health", "checks", "5", "0.0"] in [line.split() for line in page.splitlines()]
     assert ["prompt", "tokens", "6,000", "500.0"] in [line.split() for line in page.splitlines()]
     assert ["missed:", "first", "seen", "1,760", "0.0"] in [line.split() for line in page.splitlines()]
-    assert "no_slot" not in page, "no token was"
+    assert page.index("missed: evicted for kv") < page.index("missed: first seen"), "the order of the table"
+    assert "no slot" not in page, "no token was"
     assert "50 in use, 850 cached, 100 of 1,000 free" in page
 
 
@@ -257,7 +258,7 @@ def test_why_says_of_one_request_which_tokens_were_missed_and_for_what(
     handler, url = server
     handler.beside = {"/marconi/requests": (200, json.dumps({"ranks": OF_TWO_RANKS}).encode())}
     assert cli.main(["why", url, "agent"]) == 0
-    title, line, _, *parts, _ = capsys.readouterr().out.splitlines()
+    title, line, _, *parts, _, read_on = capsys.readouterr().out.splitlines()
     assert title == "agent-2, 12 s ago"
     assert line == "hit 2,336 of 4,674; and why not more"
     assert [" ".join(part.split()) for part in parts] == [
@@ -265,6 +266,7 @@ def test_why_says_of_one_request_which_tokens_were_missed_and_for_what(
         "2,337 2,336 4,673 evicted for kv, 93 s before",
         "1 4,673 4,674 last token",
     ]
+    assert read_on.split("  ") == ["evicted for kv", "docs/why-a-miss.md#evicted-for-kv"]
 
 
 @pytest.mark.parametrize(

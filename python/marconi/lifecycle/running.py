@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 
 from marconi.lifecycle.pools import NOTHING, Amount, Pool, SlotT_co
 from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
+from marconi.policy.causes import Cause
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.policy.misses import Cause
 from marconi.policy.request import Lease
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from marconi.policy.base import Need
-from marconi.policy.misses import Cause, Explanation
+from marconi.policy.causes import Cause
+from marconi.policy.misses import Explanation
 
 MAX_UNCOUNTED = 256
 

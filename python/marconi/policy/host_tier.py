@@ -32,8 +32,9 @@ from typing import Final, Protocol
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Costs, Need, NodeView
+from marconi.policy.causes import Cause
 from marconi.policy.eviction.order import Order
-from marconi.policy.misses import Cause, kept_instead
+from marconi.policy.misses import kept_instead
 from marconi.policy.request import Request
 from marconi.tree import Absence, HostCopy, Match, Node, RadixTree
 from marconi.tree.host import HostCopies

@@ -29,11 +29,12 @@ from typing import Final, NamedTuple, TypeAlias
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
 from marconi.policy.base import Need, NodeView, PlannedState, Role
+from marconi.policy.causes import Cause
 from marconi.policy.counters import Counters
 from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
-from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses, kept_instead
+from marconi.policy.misses import EVICTED_FOR, Explanation, Misses, kept_instead
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Watcher
 from marconi.policy.retention import MAX_PASSED, Retention, held_below, is_ranked, may_pay, root_of

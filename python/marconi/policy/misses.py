@@ -39,74 +39,16 @@ from typing import Final, NamedTuple, TypeAlias
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Need
+from marconi.policy.causes import Cause
 from marconi.policy.eviction.order import Order
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Place, place_of
 from marconi.tree import HostCopy, Kept, Match, Node, RadixTree
 
-
-class Cause(StrEnum):
-    """Why prompt tokens were computed; the docstring of each says in which case."""
-
-    __hash__ = str.__hash__
-    """An enumeration's own runs in Python, and each miss is counted under its cause."""
-
-    LOAD_DECLINED = "load_declined"
-    """The host has a copy of a state here, and computing was expected to be faster than loading, or memory short."""
-    EVICTED_FOR_KV = "evicted_for_kv"
-    """A state stood here; it and its KV were evicted for KV."""
-    EVICTED_FOR_STATES = "evicted_for_states"
-    """A state stood here until its slot was needed for another."""
-    EVICTED_FOR_BYTES = "evicted_for_bytes"
-    """A state stood here until one pool for KV and states was short."""
-    EVICTED_FROM_HOST = "evicted_from_host"
-    """The device had evicted a state here, and the host its copy."""
-    NO_SLOT = "no_slot"
-    """A state was planned here, and every slot held something worth more."""
-    NOT_WRITTEN = "not_written"
-    """A state was planned here, and the forward pass did not write it."""
-    HINT_OVER_LIMIT = "hint_over_limit"
-    """A program named this position beyond the number that a request may name."""
-    NO_STATE = "no_state"
-    """Known, but the prompt diverges before the next state: none was planned between the last one and there."""
-    LEAST_GAIN = "least_gain"
-    """Known, as in `NO_STATE`, but by fewer tokens than a state has to save to be planned."""
-    CHUNK_ROUNDING = "chunk_rounding"
-    """Known, beyond the last multiple of the grid on which states stand; only where they stand on one."""
-    PAGE_ROUNDING = "page_rounding"
-    """The rest of a page, which is never kept in part, behind whole pages that are all known."""
-    OTHER_NAMESPACE = "other_namespace"
-    """Known under another adapter, key or salt alone."""
-    FIRST_SEEN = "first_seen"
-    """Not known, or no longer."""
-    LAST_TOKEN = "last_token"  # noqa: S105 - no password
-    """The prompt's last token."""
-    UNCACHED = "uncached"
-    """The request was served without the cache: on request, or because it does not fit or has no identity."""
-
-
 EVICTED_FOR: Final = {
     Need.KV: Cause.EVICTED_FOR_KV,
     Need.STATE: Cause.EVICTED_FOR_STATES,
     Need.BYTES: Cause.EVICTED_FOR_BYTES,
-}
-_SAID: Final = {
-    Cause.LOAD_DECLINED: "on the host, not loaded",
-    Cause.EVICTED_FOR_KV: "state evicted{ago} for KV{kept}",
-    Cause.EVICTED_FOR_STATES: "state evicted{ago} for another state{kept}",
-    Cause.EVICTED_FOR_BYTES: "state evicted{ago} for memory{kept}",
-    Cause.EVICTED_FROM_HOST: "state evicted{ago} from the host{kept}",
-    Cause.NO_SLOT: "state planned{ago}, no slot was free",
-    Cause.NOT_WRITTEN: "state planned{ago}, not written",
-    Cause.HINT_OVER_LIMIT: "state asked for{ago} beyond the limit of a request",
-    Cause.NO_STATE: "{diverged}, no state kept",
-    Cause.LEAST_GAIN: "{diverged}, too near the last state to keep one",
-    Cause.CHUNK_ROUNDING: "known, less than a chunk",
-    Cause.PAGE_ROUNDING: "less than a page",
-    Cause.OTHER_NAMESPACE: "known in another name space",
-    Cause.FIRST_SEEN: "first seen{since}",
-    Cause.LAST_TOKEN: "last token",
-    Cause.UNCACHED: "served uncached",
 }
 _PLACES: Final = {
     Place.BRANCH: "a branch point",
@@ -198,7 +140,7 @@ class Explanation(NamedTuple):
             ago = "" if since_s is None else f" {_duration(now_s - since_s)} ago"
             instead = "" if kept is None else f", to keep {describe_kept(kept)}"
             since = f" since the flush{ago}" if ago else ""
-            said = _SAID[cause].format(ago=ago, diverged=diverged, kept=instead, since=since)
+            said = cause.said.format(ago=ago, diverged=diverged, kept=instead, since=since)
             parts.append(f"{num_tokens:,}: {said}")
         return "; ".join(parts)
 

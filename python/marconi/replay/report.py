@@ -20,7 +20,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from marconi.policy.misses import Cause
+from marconi.policy.causes import Cause
 from marconi.replay.memory import format_bytes
 from marconi.replay.result import STDOUT, PolicyResult, Report, write
 from marconi.replay.store import Traffic
@@ -195,12 +195,12 @@ def _cache(runs: Sequence[PolicyResult], timings: bool) -> tuple[Column, ...]:
 def _misses(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
     """A column for each cause of a miss, in shares of the prompt tokens, those that any run has."""
     missed = [dict(run.num_missed_tokens) for run in runs]
-    causes = [cause.value for cause in Cause if any(cause.value in each for each in missed)]
+    causes = [cause for cause in Cause if any(cause.value in each for each in missed)]
     return tuple(
         Column(
-            cause.replace("_", " "),
+            cause.words,
             tuple(_share(each.get(cause, 0), run) if each else "" for each, run in zip(missed, runs, strict=True)),
-            cause.replace("_", "\n"),
+            cause.words.replace(" ", "\n"),
         )
         for cause in causes
     )

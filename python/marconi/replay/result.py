@@ -101,7 +101,7 @@ class PolicyResult:
     requests_per_s: float
     """Speed of the replay; depends on the machine."""
     num_missed_tokens: tuple[tuple[str, int], ...] = ()
-    """Prompt tokens that were computed, by cause (`policy/misses.py`); none where the policy is a block cache."""
+    """Prompt tokens that were computed, by cause (`policy/causes.py`); none where the policy is a block cache."""
     final_cache_blocks: int | None = None
     """Blocks held at the end; None where the policy is no block cache."""
     traffic: Traffic | None = None

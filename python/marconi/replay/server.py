@@ -32,10 +32,11 @@ from functools import partial
 from marconi.lifecycle.pools import NOTHING, Amount
 from marconi.lifecycle.running import Missing, Rows, RunningRequest, grant, may_keep_end, reserved, take_planned
 from marconi.policy.admission.plan import PrefillPlan
+from marconi.policy.causes import Cause
 from marconi.policy.counters import Counters
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.hybrid_cache import HybridCache, Suffix
-from marconi.policy.misses import Cause, Explanation
+from marconi.policy.misses import Explanation
 from marconi.policy.request import Lease, Request
 from marconi.replay.pools import Pool
 from marconi.replay.scheduling import Scheduling

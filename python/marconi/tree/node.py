@@ -80,7 +80,7 @@ class Absence(NamedTuple):
     depth: int
     """In tokens."""
     cause: StrEnum
-    """A member of `policy.misses.Cause`; the tree only keeps it."""
+    """A member of `policy.causes.Cause`; the tree only keeps it."""
     at_s: float
     """When it was evicted, or should have been written, in seconds."""
     kept: Kept | None = None

@@ -2,8 +2,15 @@
 
 The page fetches nothing but, where its body names their URLs, the latest frame (`frame.py`, `data-source`) and the
 latest requests, each with the hash of its prefix, for a search by a request's id (`data-requests`).
+
+How the page draws each cause comes with it, from the table (`policy/causes.py`), under the words of its frames:
+
+    {"evicted for kv": {"color": "#bf3c1b", "cure": "another division", "angle": 45, "gap": 3}, ...}
+
+The lines of its hatching lie at `angle` degrees, one for each cure, `gap` pixels apart, one for each place in the cure.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +18,13 @@ from html import escape
 from importlib.resources import files
 from typing import Final
 
+from marconi.policy.causes import Cause, Cure
 from marconi.view.frame import Frame, encoded
 
 SCRIPTS: Final = ("layout.js", "tree.js", "charts.js", "page.js")
 """In the order in which they are run."""
+# Upright lines are lost between narrow bars: they are left to what nobody can change.
+_ANGLES: Final = dict(zip(Cure, (0, 45, 135, 90), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +53,19 @@ def document(title: str, frames: Sequence[Frame] = (), source: PageSource | None
         "style": _text("style.css"),
         # A text in JSON must not end the element that it is in.
         "frames": encoded(frames).decode().replace("<", "\\u003c"),
+        "causes": json.dumps(hatchings()),
         "scripts": "\n".join(map(_text, SCRIPTS)),
     }
     return re.sub(r"\{\{([a-z]+)\}\}", lambda match: pieces[match[1]], _text("index.html"))
+
+
+def hatchings() -> dict[str, dict[str, str | int]]:
+    """How each cause is drawn, in the order of the table."""
+    return {
+        cause.words: {"color": cause.color, "cure": cure.value, "angle": angle, "gap": 3 + 2 * place}
+        for cure, angle in _ANGLES.items()
+        for place, cause in enumerate(cause for cause in Cause if cause.cure is cure)
+    }
 
 
 def _text(name: str) -> str:

@@ -7,8 +7,8 @@
      "hit_tokens": 7, "missed_tokens": {"first seen": 2}, "num_evicted": 1,
      "evicted": [{"hash": 1234, "depth": 7, "tokens": 3, "need": "bytes", "idle_s": 4.5, "kept": "..."}]}
 
-What of a pool is neither free nor cached is in use. `missed_tokens` names the causes of `policy/misses.py` that
-there were; the page draws the names that come. `evicted` has the latest `MAX_EVICTED`, `num_evicted` counts all.
+What of a pool is neither free nor cached is in use. `missed_tokens` names the causes of `policy/causes.py`
+that there were; the page draws the names that come. `evicted` has the latest `MAX_EVICTED`, `num_evicted` counts all.
 """
 
 from collections.abc import Sequence

@@ -98,7 +98,7 @@ class Recorder:
     def _counts(self) -> tuple[int, dict[str, int], int]:
         """Hit tokens, missed tokens by cause and evictions so far."""
         counters = self.hybrid.counters
-        missed = {cause.value.replace("_", " "): num for cause, num in counters.num_missed_tokens.items()}
+        missed = {cause.words: num for cause, num in counters.num_missed_tokens.items()}
         if self.hybrid.misses is None:
             missed = {NOT_EXPLAINED: counters.num_prompt_tokens - counters.num_hit_tokens}
         return counters.num_hit_tokens, missed, sum(counters.num_evictions.values())

@@ -15,11 +15,13 @@ from urllib.parse import urlsplit
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from marconi.policy.causes import Cause
 from marconi.process import fetch, from_json
 
 MAX_CAUSES = 5
-"""Causes of misses that are shown, those of the most tokens."""
+"""Causes of misses that are shown, those of the most tokens, in the order in which they are shown everywhere."""
 
 
 def watch(url: str, interval_s: float, console: Console, api_key: str | None = None) -> int:
@@ -111,7 +113,7 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     for name in ("now", "a second"):
         table.add_column(name, justify="right")
 
-    def count(label: str, name: str, key: str | None = None) -> None:
+    def count(label: str | Text, name: str, key: str | None = None) -> None:
         now, then = ((side[name] if key is None else side[name][key]) if side else 0 for side in (rank, before))
         rate = f"{(now - then) / elapsed_s:,.1f}" if before is not None and elapsed_s > 0 else ""
         table.add_row(label, f"{now:,}", rate)
@@ -136,9 +138,11 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     count("prompt tokens saved", "num_hit_tokens")
     if rank["explain"] == "off":
         table.add_row("  missed", "no causes: --marconi-explain off")
-    for cause, num_tokens in sorted((rank["num_missed_tokens"] or {}).items(), key=lambda item: -item[1])[:MAX_CAUSES]:
-        if num_tokens:
-            count(f"  missed: {cause.replace('_', ' ')}", "num_missed_tokens", cause)
+    missed = rank["num_missed_tokens"] or {}
+    most = sorted(missed, key=missed.__getitem__, reverse=True)[:MAX_CAUSES]
+    for cause in Cause:
+        if cause in most and missed[cause]:
+            count(Text.assemble("  missed: ", (cause.words, cause.color)), "num_missed_tokens", cause)
     count("states written", "num_states_written")
     count("states not written", "num_states_not_written")
     count("ends not kept", "num_ends_not_kept")

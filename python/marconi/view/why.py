@@ -3,21 +3,26 @@
     URL              the latest requests of all ranks, the newest first: a bar of cached tokens, and the line
     URL REQUEST      those whose id begins with REQUEST: the line, and each part that was missed, with its cause
 
+Below is where to read on about each cause that is shown but the last token, which every request misses.
+
 Asks `GET /marconi/requests` once. The server explains (`policy/misses.py`); this only lays out its answer.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from marconi.policy.causes import Cause
 from marconi.view.top import address_of, ask
 
 NUM_LATEST = 20
 _BAR_CELLS = 10
+_SHOWN: Final = {cause.value: (cause.words, cause.color) for cause in Cause}
+"""A server of another release may name others."""
 
 
 def show(url: str, rid: str | None, console: Console, api_key: str | None = None) -> int:
@@ -30,7 +35,9 @@ def show(url: str, rid: str | None, console: Console, api_key: str | None = None
     requests = [request for rank in ranks for request in rank["requests"]]
     requests.sort(key=lambda request: request["seconds_ago"])
     if rid is None:
-        console.print(_latest(requests[:NUM_LATEST]))
+        latest = requests[:NUM_LATEST]
+        console.print(_latest(latest))
+        console.print(_read_on(latest))
         return 0
     found = [request for request in requests if request["rid"].startswith(rid)]
     if not found:
@@ -40,6 +47,7 @@ def show(url: str, rid: str | None, console: Console, api_key: str | None = None
     for request in found:
         for part in _explained(request):
             console.print(part)
+    console.print(_read_on(found))
     return 0
 
 
@@ -69,7 +77,16 @@ def _explained(request: Mapping[str, Any]) -> Iterator[RenderableType]:
     table.add_column("cause")
     table.add_row(f"{request['num_hit_tokens']:,}", "0", f"{request['num_hit_tokens']:,}", "cached")
     for miss in request["missed"]:
-        cause = miss["cause"].replace("_", " ")
+        start, end, cause = miss["start"], miss["end"], miss["cause"]
         ago = f", {miss['seconds_before']:,.0f} s before" if "seconds_before" in miss else ""
-        table.add_row(f"{miss['end'] - miss['start']:,}", f"{miss['start']:,}", f"{miss['end']:,}", f"{cause}{ago}")
+        table.add_row(f"{end - start:,}", f"{start:,}", f"{end:,}", Text.assemble(_SHOWN.get(cause, cause), ago))
     yield Padding(table, (0, 0, 1, 2))
+
+
+def _read_on(requests: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    missed = {miss["cause"] for request in requests for miss in request["missed"]} - {Cause.LAST_TOKEN}
+    for cause in Cause:
+        if cause in missed:
+            table.add_row(Text(cause.words, cause.color), Text(cause.page))
+    return table

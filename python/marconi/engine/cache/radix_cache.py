@@ -92,11 +92,12 @@ from marconi.lifecycle.running import grant, may_keep_end
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
 from marconi.policy.base import Costs, Need
+from marconi.policy.causes import Cause
 from marconi.policy.divergence import Divergence, divergence_of
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.hybrid_cache import HybridCache, Suffix
 from marconi.policy.kv_hints import EndedRequest, Prefetch, obey, reject
-from marconi.policy.misses import Cause, Explanation
+from marconi.policy.misses import Explanation
 from marconi.policy.request import Lease
 from marconi.record import TraceRecorder
 from marconi.tree.memory import Memory

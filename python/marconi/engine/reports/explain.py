@@ -4,7 +4,7 @@
     GET /marconi/requests                         the latest requests of each scheduler, a line each, newest first,
                                                   with the hash by which the page finds its prefix (`trail.py`)
 
-The causes are those of `policy/misses.py`. An explanation travels to the process that answers HTTP as the other reports
+The causes are those of `policy/causes.py`. An explanation travels to the process that answers HTTP as the other reports
 on a request do (`http/hints.py`). Seconds are those of the prefill, as this server learned them
 (`model/learned_latency.py`): the parts of a prefill add up to it, and its overhead counts for the last token.
 
@@ -20,8 +20,9 @@ from marconi.engine.reports.moments import Steps
 from marconi.engine.reports.trail import Trail
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import PrefixFlops
+from marconi.policy.causes import Cause
 from marconi.policy.divergence import Divergence
-from marconi.policy.misses import Cause, Explanation, Miss
+from marconi.policy.misses import Explanation, Miss
 
 EXPLAIN: Final = "marconi_explain"
 """In `custom_params`, the wish; in `cached_tokens_details`, the explanation as JSON; in `meta_info`, as a mapping."""

@@ -11,7 +11,7 @@ cache:
                               dropped, what was loaded from there, and how often and long evictions waited for copies
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     explain                   "off" under `--marconi-explain off`: the next two are then null
-    num_missed_tokens         prompt tokens that were computed, by cause (`policy/misses.py`); all but the uncached add
+    num_missed_tokens         prompt tokens that were computed, by cause (`policy/causes.py`); all but the uncached add
                               up to num_prompt_tokens - num_hit_tokens
     evictions                 victims by what was short, and how many of them no request had started from
     settings                  what else decides what is cached, so that a replay can (`marconi validate`)

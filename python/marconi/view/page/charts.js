@@ -34,11 +34,31 @@ class Look {
   rgb(name) { return [1, 3, 5].map((at) => parseInt(this.color(name).slice(at, at + 2), 16)); }
 }
 
-const causeName = (index) => `cause-${index % 6 + 1}`;
+// By name, how a cause is drawn: hatched, so that colour alone need not tell it; other names are not.
+const CAUSES = JSON.parse(document.getElementById("causes").textContent);
 
-// By name, the tokens of each step: those that were cached first, then causes in the order in which they are stacked.
+function hatched(ctx, name, look) {
+  const cause = CAUSES[name];
+  if (!cause) return look.color("bars");
+  const tile = document.createElement("canvas"), ratio = window.devicePixelRatio || 1, gap = Math.round(cause.gap * ratio);
+  tile.width = 1;
+  tile.height = gap + Math.ceil(ratio);
+  const paint = tile.getContext("2d");
+  paint.fillStyle = look.color("card");
+  paint.fillRect(0, 0, 1, tile.height);
+  paint.fillStyle = cause.color;
+  paint.fillRect(0, 0, 1, gap);
+  const pattern = ctx.createPattern(tile, "repeat");
+  pattern.setTransform(new DOMMatrix().rotate(cause.angle));
+  return pattern;
+}
+
+// By name, the tokens of each step: those that were cached first, then causes in the order of their table, then others.
 function seriesOf(frames) {
   const series = { cached: frames.map((frame) => frame.hit_tokens) };
+  for (const name of Object.keys(CAUSES)) {
+    if (frames.some((frame) => frame.missed_tokens[name])) series[name] = new Array(frames.length).fill(0);
+  }
   frames.forEach((frame, at) => {
     for (const [name, value] of Object.entries(frame.missed_tokens)) {
       series[name] ??= new Array(frames.length).fill(0);
@@ -49,14 +69,14 @@ function seriesOf(frames) {
 }
 
 class StepChart {
-  constructor(canvas, colors) { this.canvas = canvas; this.colors = colors; }
+  constructor(canvas, fill) { this.canvas = canvas; this.fill = fill; }
 
   draw(series, current, look) {
     const { canvas } = this, ratio = window.devicePixelRatio || 1, box = canvas.getBoundingClientRect();
     const W = canvas.width = Math.max(Math.round(box.width * ratio), 1);
     const H = canvas.height = Math.max(Math.round(box.height * ratio), 1);
     const ctx = canvas.getContext("2d"), names = Object.keys(series), num = series[names[0]].length;
-    const left = 44 * ratio, plot = H - 4 * ratio, step = (W - left) / Math.max(num, 1);
+    const fills = names.map((name) => this.fill(name, ctx, look)), left = 44 * ratio, plot = H - 4 * ratio, step = (W - left) / Math.max(num, 1);
     let most = 1;
     for (let i = 0; i < num; i++) most = Math.max(most, names.reduce((sum, name) => sum + series[name][i], 0));
     const grid = niceStep(most / 3);
@@ -79,7 +99,7 @@ class StepChart {
       let y = plot;
       names.forEach((name, at) => {
         const h = series[name][i] / most * (plot - 8 * ratio);
-        ctx.fillStyle = look.color(this.colors(name, at));
+        ctx.fillStyle = fills[at];
         ctx.globalAlpha = i === current ? 1 : 0.8;
         y -= h;
         ctx.fillRect(left + i * step, y, Math.max(step - (step > 4 * ratio ? ratio : 0), 0.5), h);
@@ -106,9 +126,11 @@ function short(value) {
 }
 
 function legend(list, entries) {
-  list.replaceChildren(...entries.map(([color, text, kind]) => {
+  list.replaceChildren(...entries.map(([color, text, kind, cause]) => {
     const item = document.createElement("li"), swatch = document.createElement("i");
-    swatch.style.background = `var(--${color})`;
+    swatch.style.background = cause
+      ? `repeating-linear-gradient(${cause.angle}deg, ${cause.color} 0 ${cause.gap}px, var(--card) 0 ${cause.gap + 1}px)` : `var(--${color})`;
+    if (cause) item.title = `Cure: ${cause.cure}`;
     if (kind) swatch.className = kind;
     item.append(swatch, text);
     return item;

@@ -5,8 +5,8 @@ const $ = (id) => document.getElementById(id);
 const body = document.body, slider = $("time");
 const frames = JSON.parse($("frames").textContent).frames;
 const look = new Look(), picture = new TreePicture($("tree"));
-const tokensChart = new StepChart($("series"), (name, at) => (at ? causeName(at - 1) : "hit"));
-const evictionsChart = new StepChart($("evictions"), () => "bars");
+const tokensChart = new StepChart($("series"), (name, ctx, look) => (name === "cached" ? look.color("hit") : hatched(ctx, name, look)));
+const evictionsChart = new StepChart($("evictions"), (name, ctx, look) => look.color("bars"));
 let current = frames.length - 1, layout = null, view = null, focus = null, isFollowing = true, playing = 0;
 
 function show(step) {
@@ -72,7 +72,7 @@ function words(frame) {
     + `The cache holds ${number(counts.states)} states in ${number(counts.live)} spans and remembers ${number(counts.ghost)} ghosts.`;
   drawPools($("pools"), frame.pools);
   const names = Object.keys(seriesOf(frames));
-  legend($("series-legend"), names.map((name, at) => [at ? causeName(at - 1) : "hit", name]));
+  legend($("series-legend"), names.map((name, at) => [at ? "bars" : "hit", name, CAUSES[name] && "cause", CAUSES[name]]));
   legend($("evictions-legend"), [["bars", "states evicted"]]);
   const rows = [["Prompt tokens cached", frame.hit_tokens, "tokens"],
     ...Object.entries(frame.missed_tokens).map(([name, value]) => [`Prompt tokens computed: ${name}`, value, "tokens"]),
