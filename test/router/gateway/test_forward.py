@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.client_reqrep import ConnectionKey
 
 from marconi.router.gateway.app import ROUTER
+from marconi.router.routing import Reason
 
 from .house import house, right, until
 from .stand_in import Fault, StandIn
@@ -60,6 +61,24 @@ def test_what_a_worker_says_no_to_is_not_tried_elsewhere() -> None:
             assert answer.status == 400
             assert answer.message.endswith("says no")
             assert sum(len(worker.asked) for worker in workers) == 1
+
+    run(story())
+
+
+def test_requests_of_one_prompt_cache_key_meet_until_their_worker_is_down() -> None:
+    async def story() -> None:
+        workers = tuple(StandIn(name) for name in "abcd")
+        async with house(*workers) as home:
+            by = [(await home.ask(f"{number}{'x' * 60}", prompt_cache_key="app")).json["by"] for number in range(6)]
+            assert len(set(by)) == 1
+            recent = (await home.state())["recent"]
+            assert [each["reason"] for each in reversed(recent[:5])] == [Reason.AKIN] * 5
+            other = await home.ask("another", prompt_cache_key=7)
+            assert (other.status, other.json["by"] != by[0]) == (200, True), "no string is no key"
+            (gone,) = [worker for worker in workers if worker.name == by[0]]
+            await gone.kill()
+            again = [await home.ask(f"{number}{'y' * 60}", prompt_cache_key="app") for number in range(3)]
+            assert len({each.json["by"] for each in again} - {by[0]}) == 1
 
     run(story())
 
