@@ -13,6 +13,7 @@ from marconi.model.latency import LatencyModel
 from marconi.router import command
 from marconi.router.routing import (
     AFFINITY_SHARE,
+    AKIN_WARMTH,
     ROUTINGS,
     Candidate,
     KvOnly,
@@ -120,7 +121,9 @@ def test_the_least_price_is_the_rule_in_its_header(
     if most < 50:
         in_time = [each for each in given_workers if ttft[each] <= slack * min(ttft.values()) + grace_s]
         assert decision.worker in in_time
-        kin = [each for each in in_time if each.served_akin and price[each] <= slack * min(price.values()) + grace_s]
+        mean = (sum(each.num_warm_tokens for each in in_time) + QUERY.num_prompt_tokens) / len(in_time)
+        most_warm = max(AKIN_WARMTH * mean, QUERY.num_prompt_tokens)
+        kin = [each for each in in_time if each.served_akin and each.num_warm_tokens <= most_warm]
         homes = [each for each in in_time if each.num_seen_tokens >= AFFINITY_SHARE * QUERY.num_prompt_tokens]
         if homes:
             assert decision.reason is Reason.AFFINITY
@@ -142,21 +145,21 @@ def test_the_least_price_is_the_rule_in_its_header(
     assert decision.reason is (Reason.HIT if has_most else Reason.OVERFLOW)
 
 
-def test_kin_decide_where_no_worker_has_the_prefix_unless_theirs_is_busy_or_full() -> None:
+def test_kin_decide_where_no_worker_has_the_prefix_unless_theirs_is_busy_or_warm() -> None:
     """A longer prefix, and who served the prompt itself last, are better reasons."""
 
     def chosen(akin: Candidate, *others: Candidate) -> tuple[str, str]:
         decision = LeastPrice(LATENCY).choose(QUERY, fleet(akin._replace(served_akin=True), *others))
         return decision.worker.name, decision.reason.name
 
-    warm, idle = Candidate("", num_warm_tokens=1e6), Candidate("")
+    warm, idle = Candidate("", num_warm_tokens=1000.0), Candidate("")
     assert chosen(warm, idle) == ("w0", "AKIN"), "though it is less cold"
+    assert chosen(warm._replace(num_warm_tokens=3000.0), idle) == ("w1", "COLD"), "it would hold more than its part"
+    assert chosen(warm._replace(num_warm_tokens=3000.0), warm._replace(num_warm_tokens=1500.0)) == ("w0", "AKIN")
     assert chosen(warm, Candidate("", 100, 100)) == ("w0", "AKIN"), "a tenth of a prompt is not worth a place"
     assert chosen(warm, Candidate("", 900, 900)) == ("w1", "HIT")
     assert chosen(warm, Candidate("", num_seen_tokens=600)) == ("w1", "AFFINITY")
     assert chosen(warm._replace(work_ahead_s=0.7), idle) == ("w1", "COLD")
-    assert chosen(warm._replace(turnover=0.7), idle) == ("w1", "COLD"), "it evicts for others already"
-    assert chosen(warm._replace(turnover=0.7), idle._replace(turnover=0.7)) == ("w0", "AKIN")
 
 
 @pytest.mark.parametrize("rule", ["state-aware", "kv-only", "least-loaded"])

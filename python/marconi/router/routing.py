@@ -53,8 +53,9 @@ A cold prompt is placed by memory:
 
 a. *Affinity.* On the worker that last served at least `AFFINITY_SHARE` of the prompt: it may still know it as a ghost,
    so that this occurrence counts as its second, and what its cache learns of the prefix is learned in one place.
-b. Else *with its kin*: on the worker that was the last to serve an akin request, if its price is in time as well. A
-   client may give all its requests one key: they go on to other workers as soon as its worker's memory turns over.
+b. Else *with its kin*: on the worker that was the last to serve an akin request, as long as it is no warmer than
+   `AKIN_WARMTH` times the mean, this prompt counted, or than this prompt alone would make it (as `StickyHash` bounds
+   requests). A client may give all its requests one key: without the bound they would fill one memory of several.
 c. Else on *the least warm*: of the workers in time, the one whose prefixes were used least lately. At equal memory,
    workers that are equally warm evict prefixes of equal age, as one cache of the whole memory would.
 
@@ -72,6 +73,7 @@ from typing import Final, NamedTuple, Protocol
 from marconi.model.latency import LatencyModel
 
 AFFINITY_SHARE: Final = 0.5
+AKIN_WARMTH: Final = 1.25
 LEAST_SHARED_TOKENS: Final = 64
 """Below, two workers' blocks may differ by nothing but where they end."""
 
@@ -292,12 +294,15 @@ class KvOnly:
 _IDLE: Final = Candidate("")
 
 
-def by_memory(query: Query, workers: Sequence[Candidate], akin: Sequence[Candidate]) -> tuple[Candidate, Reason]:
-    """Place a cold prompt on who served it last, else with its kin, else on the least warm."""
-    enough = max(AFFINITY_SHARE * query.num_prompt_tokens, 1)
+def by_memory(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Reason]:
+    """Place a cold prompt on who served it last, else with its kin, else on the least warm; of several, by load."""
+    num_tokens = query.num_prompt_tokens
+    enough = max(AFFINITY_SHARE * num_tokens, 1)
     if seen := [worker for worker in workers if worker.num_seen_tokens >= enough]:
         return least_loaded(query, seen), Reason.AFFINITY
-    if akin:
+    mean = (math.fsum(worker.num_warm_tokens for worker in workers) + num_tokens) / len(workers)
+    most = max(AKIN_WARMTH * mean, num_tokens)
+    if akin := [worker for worker in workers if worker.served_akin and worker.num_warm_tokens <= most]:
         return least_loaded(query, akin), Reason.AKIN
     least = min(worker.num_warm_tokens for worker in workers)
     return least_loaded(query, [worker for worker in workers if worker.num_warm_tokens == least]), Reason.COLD
@@ -324,15 +329,12 @@ class LeastPrice:
         most = max(worker.num_kv_tokens for worker in workers)
         has_room = not any(worker.turnover for worker in workers)
         is_wanted = query.num_known_tokens > 0
-        cheapest_s = min(offer.price_s for offer in offers)
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
             latest_s = self.tolerance.latest_s(min(offer.ttft_s for offer in offers), whole_s, has_room=has_room)
-            near = [offer for offer in offers if offer.ttft_s <= latest_s]
-            latest_s = self.tolerance.latest_s(cheapest_s, whole_s, has_room=has_room)
-            akin = [offer.worker for offer in near if offer.worker.served_akin and offer.price_s <= latest_s]
-            worker, reason = by_memory(query, [offer.worker for offer in near], akin)
+            worker, reason = by_memory(query, [offer.worker for offer in offers if offer.ttft_s <= latest_s])
         else:
-            latest_s = self.tolerance.latest_s(cheapest_s, whole_s, has_room=has_room and is_wanted)
+            soonest_s = min(offer.price_s for offer in offers)
+            latest_s = self.tolerance.latest_s(soonest_s, whole_s, has_room=has_room and is_wanted)
             in_time = [offer.worker for offer in offers if offer.price_s <= latest_s]
             longest = max(worker.num_kv_tokens for worker in in_time)
             worker = least_loaded(query, [worker for worker in in_time if worker.num_kv_tokens == longest])
