@@ -284,6 +284,31 @@ def test_a_mark_of_an_hour_retains_its_state_alone(models: dict[str, Path], path
     assert not hasattr(Chat(models["gdn"], CHATML).adapted({"messages": turns}, path), "kv_hints")
 
 
+@pytest.mark.parametrize(
+    ("retention", "retains"), [(None, False), ("in_memory", False), ("in-memory", False), ("24h", True)]
+)
+def test_openais_longest_retention_is_a_mark_of_an_hour_at_the_end_of_the_last_message(
+    models: dict[str, Path], retention: str | None, retains: bool
+) -> None:
+    chat, body = Chat(models["gdn"], CHATML), {"messages": conversation(), "prompt_cache_retention": retention}
+    adapted = chat.adapted(body)
+    assert hasattr(adapted, "kv_hints") == retains
+    end = len(adapted.input_ids) - len(chat.ids(ANSWER))
+    assert chat.hints(body)[1] == ({KEY: [end], LEFT_OUT: 0} if retains else None)
+    if retains:
+        (action,) = decode_kv_hints_envelope(adapted.kv_hints).actions
+        assert (action.action_type, action.payload) == ("retain", {"seconds": 3600.0, "num_tokens": end})
+    assert not hasattr(chat.adapted(agent(prompt_cache_retention=retention), ANTHROPIC), "kv_hints"), "OpenAI's alone"
+
+
+@pytest.mark.parametrize("retention", ["1h", "", 24, True, ["24h"], {}])
+def test_a_retention_of_another_length_is_named_in_one_line(retention: object) -> None:
+    body = {"messages": [{"content": "x"}], "prompt_cache_retention": retention}
+    with pytest.raises(ValueError, match="must be") as refused:
+        list(marks_of(body, is_anthropic=False))
+    assert str(refused.value) == f'prompt_cache_retention must be "in_memory" or "24h", got {json.dumps(retention)}'
+
+
 def test_a_mark_on_a_tool_ends_where_tools_and_system_prompt_end(models: dict[str, Path]) -> None:
     chat, messages = Chat(models["gdn"], CHATML), conversation()
     tools = [*TOOLS, {**TOOLS[0], "cache_control": FOR_AN_HOUR}]

@@ -277,14 +277,16 @@ def test_anthropics_messages_start_at_marked_ends_and_answer_as_if_computed(serv
 
 
 def test_a_mark_of_an_hour_is_answered_as_a_retention(server: ServerProcess) -> None:
-    def answered(**fields: Any) -> dict[str, Any]:
-        users = {"role": "user", "content": "A question.", "cache_control": EPHEMERAL | fields}
-        metadata: dict[str, Any] = chat(server, [{"role": "system", "content": "Be kind."}, users])["metadata"]
+    def answered(retention: str, **mark: Any) -> dict[str, Any]:
+        messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "A question.", **mark}]
+        metadata: dict[str, Any] = chat(server, messages, prompt_cache_retention=retention).get("metadata", {})
         return metadata
 
-    (told,) = answered(ttl="1h")["marconi_kv_hints"]
-    assert (told["action_type"], told["result"], told["num_states"], told["seconds"]) == ("retain", "accepted", 1, 3600)
-    assert "marconi_kv_hints" not in answered(ttl="5m")
+    for retention, ttl in (("in_memory", "1h"), ("24h", "5m")):
+        (told,) = answered(retention, cache_control={**EPHEMERAL, "ttl": ttl})["marconi_kv_hints"]
+        assert (told["action_type"], told["result"]) == ("retain", "accepted")
+        assert (told["num_states"], told["seconds"]) == (1, 3600)
+    assert "marconi_kv_hints" not in answered("in_memory", cache_control={**EPHEMERAL, "ttl": "5m"})
 
 
 def test_a_mark_of_another_type_gets_400_in_one_line(server: ServerProcess) -> None:

@@ -101,6 +101,23 @@ def test_places_are_bounded_and_the_longest_unused_go() -> None:
     assert [first for first in range(10) if home(known, first)] == [7, 8, 9]
 
 
+def test_a_group_is_where_one_of_it_was_served_last_in_its_own_name_space() -> None:
+    known = affinity("a", "b", max_places=3)
+    assert known.served_akin(chain(), b"group") is None
+    known.serve("a", chain(), 0.0, b"group")
+    known.serve("b", chain(namespace=b"other"), 0.0, b"group")
+    assert known.served_akin(chain(7), b"group") == "a", "whatever the prompt"
+    assert known.served_akin(chain(7), None) is None
+    refused = known.serve("b", chain(7), 1.0, b"group")
+    known.take_back(refused, 1.0)
+    assert known.served_akin(chain(), b"group") == "a"
+    known.remove_worker("a")
+    assert known.served_akin(chain(), b"group") is None
+    for number in range(3):
+        known.serve("b", chain(), 2.0, b"%d" % number)
+    assert (len(known), known.served_akin(chain(namespace=b"other"), b"group")) == (3, None), "the oldest go"
+
+
 @settings(max_examples=50)
 @given(
     served=st.lists(
@@ -109,19 +126,20 @@ def test_places_are_bounded_and_the_longest_unused_go() -> None:
             st.lists(st.integers(0, 2), min_size=1, max_size=6),
             st.floats(0, 30),
             st.integers(0, 5),
+            st.sampled_from([None, b"x", b"y"]),
         )
     )
 )
 def test_warmth_is_the_sum_over_places_whatever_was_served_and_taken_back(
-    served: list[tuple[str, list[int], float, int]],
+    served: list[tuple[str, list[int], float, int, bytes | None]],
 ) -> None:
     known, now_s = affinity("a", "b", "c", half_life_s=10.0), 0.0
     given: list[Served] = []
-    for worker, path, gap_s, back in served:
+    for worker, path, gap_s, back, group in served:
         now_s += gap_s
         # Hashes are chained: each stands for all before it.
         hashes = (int("1" + "".join(map(str, path[: end + 1]))) for end in range(len(path)))
-        given.append(known.serve(worker, chain(*hashes), now_s))
+        given.append(known.serve(worker, chain(*hashes), now_s, group))
         known.check_invariants(now_s)
         if back < len(given):
             known.take_back(given.pop(back), now_s)

@@ -13,6 +13,7 @@ from marconi.model.latency import LatencyModel
 from marconi.router import command
 from marconi.router.routing import (
     AFFINITY_SHARE,
+    AKIN_WARMTH,
     ROUTINGS,
     Candidate,
     KvOnly,
@@ -45,8 +46,8 @@ LATENCY = Linear()
 QUERY = Query(1000, b"a session")
 workers_given = st.lists(
     st.builds(
-        lambda hit, more, ahead, running, seen, warm, turnover: Candidate(
-            "", hit, hit + more, ahead, running, seen, warm, turnover
+        lambda hit, more, ahead, running, seen, warm, turnover, akin: Candidate(
+            "", hit, hit + more, ahead, running, seen, warm, turnover, served_akin=akin
         ),
         st.sampled_from([0, 30, 500, 999]),
         st.integers(0, 500),
@@ -55,6 +56,7 @@ workers_given = st.lists(
         st.sampled_from([0, 400, 700]),
         st.sampled_from([0.0, 1e3, 1e6]),
         st.sampled_from([0.0, 0.5, 1.0]),
+        st.booleans(),
     ),
     min_size=1,
     max_size=8,
@@ -119,12 +121,17 @@ def test_the_least_price_is_the_rule_in_its_header(
     if most < 50:
         in_time = [each for each in given_workers if ttft[each] <= slack * min(ttft.values()) + grace_s]
         assert decision.worker in in_time
+        mean = (sum(each.num_warm_tokens for each in in_time) + QUERY.num_prompt_tokens) / len(in_time)
+        most_warm = max(AKIN_WARMTH * mean, QUERY.num_prompt_tokens)
+        kin = [each for each in in_time if each.served_akin and each.num_warm_tokens <= most_warm]
         homes = [each for each in in_time if each.num_seen_tokens >= AFFINITY_SHARE * QUERY.num_prompt_tokens]
         if homes:
             assert decision.reason is Reason.AFFINITY
             assert decision.worker in homes
             least = min((each.work_ahead_s, each.num_running) for each in homes)
             assert (decision.worker.work_ahead_s, decision.worker.num_running) == least
+        elif kin:
+            assert (decision.reason, decision.worker in kin) == (Reason.AKIN, True)
         else:
             assert decision.reason is Reason.COLD
             assert decision.worker.num_warm_tokens == min(each.num_warm_tokens for each in in_time)
@@ -136,6 +143,32 @@ def test_the_least_price_is_the_rule_in_its_header(
     assert decision.worker.work_ahead_s == min(each.work_ahead_s for each in holders)
     has_most = deepest == most or decision.worker.num_hit_tokens == max(each.num_hit_tokens for each in given_workers)
     assert decision.reason is (Reason.HIT if has_most else Reason.OVERFLOW)
+
+
+def test_kin_decide_where_no_worker_has_the_prefix_unless_theirs_is_busy_or_warm() -> None:
+    """A longer prefix, and who served the prompt itself last, are better reasons."""
+
+    def chosen(akin: Candidate, *others: Candidate) -> tuple[str, str]:
+        decision = LeastPrice(LATENCY).choose(QUERY, fleet(akin._replace(served_akin=True), *others))
+        return decision.worker.name, decision.reason.name
+
+    warm, idle = Candidate("", num_warm_tokens=1000.0), Candidate("")
+    assert chosen(warm, idle) == ("w0", "AKIN"), "though it is less cold"
+    assert chosen(warm._replace(num_warm_tokens=3000.0), idle) == ("w1", "COLD"), "it would hold more than its part"
+    assert chosen(warm._replace(num_warm_tokens=3000.0), warm._replace(num_warm_tokens=1500.0)) == ("w0", "AKIN")
+    assert chosen(warm, Candidate("", 100, 100)) == ("w0", "AKIN"), "a tenth of a prompt is not worth a place"
+    assert chosen(warm, Candidate("", 900, 900)) == ("w1", "HIT")
+    assert chosen(warm, Candidate("", num_seen_tokens=600)) == ("w1", "AFFINITY")
+    assert chosen(warm._replace(work_ahead_s=0.7), idle) == ("w1", "COLD")
+
+
+@pytest.mark.parametrize("rule", ["state-aware", "kv-only", "least-loaded"])
+def test_of_equal_workers_kin_choose_before_the_key(rule: str) -> None:
+    holder = Candidate("", 900, 900)
+    for index in range(3):
+        workers = fleet(holder, holder, holder)
+        workers[index] = workers[index]._replace(served_akin=True)
+        assert routing_of(rule, LATENCY).choose(QUERY, workers).worker.name == f"w{index}"
 
 
 def fleet_of_two(work_ahead_s: float, turnover: float = 0.0) -> list[Candidate]:

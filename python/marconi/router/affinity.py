@@ -1,12 +1,14 @@
-"""Affinity: which worker served a prefix last, whether it still holds it or not, and how warm each worker is.
+"""Affinity: which worker served a prefix or a group last, and how warm each worker is.
 
-    seen     tokens of a prompt's beginning that a worker was the last to serve
+    seen     tokens of a prompt's beginning that a worker was the last to serve, whether it still holds them or not
+    group    requests of one name space that their client calls akin: which worker was the last to serve one
     warm     tokens that a worker was the last to serve, weighed by age: sum of tokens x 2^(-age / half_life_s)
 
-Positions are remembered at the blocks 1, 2, 4, .. 64 of a path, then at every 64th. A request writes its worker and the
-time there, and takes what it touches from the worker before. So a conversation that continues counts on one worker
-alone and with all its tokens, however few of them it computes; one that ended fades away. A request that its worker did
-not serve after all is taken back, and what it took from other workers is given back to them.
+Positions are remembered at the blocks 1, 2, 4, .. 64 of a path, then at every 64th; a group is a place without tokens
+beside them. A request writes its worker and the time there, and takes what it touches from the worker before. So a
+conversation that continues counts on one worker alone and with all its tokens, however few of them it computes; one
+that ended fades away. A request that its worker did not serve after all is taken back, and what it took from other
+workers is given back to them.
 
 Both are the router's own knowledge, in no worker's events. A worker that forgot a prefix may still know it as a ghost,
 and only it will take the next occurrence for a second one. Above `max_places` the least recently used are forgotten.
@@ -15,6 +17,7 @@ Owner: `Dispatcher`. A request costs the positions of its prompt, one in 64 bloc
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from marconi.router.index import Chain
@@ -23,8 +26,8 @@ STEP_BLOCKS = 64
 HALF_LIFE_S = 60.0
 MAX_PLACES = 1_000_000
 
-_Key = tuple[bytes, int]
-"""Namespace, hash."""
+_Key = tuple[bytes, int | bytes]
+"""Namespace, and the hash of a block or a group."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,19 +99,29 @@ class Affinity:
                 return found if place.worker in self._warm else None
         return None
 
+    def served_akin(self, chain: Chain, group: bytes | None) -> str | None:
+        """The worker that was the last to serve one of a `group`; None if nobody was, or it was removed."""
+        place = None if group is None else self._places.get((chain.namespace, group))
+        return place.worker if place is not None and place.worker in self._warm else None
+
     def warm_tokens(self, worker: str, now_s: float) -> float:
         """Tokens of a worker that are warm now."""
         tokens, as_of_s = self._warm[worker]
         return tokens * self._decay(now_s - as_of_s)
 
-    def serve(self, worker: str, chain: Chain, now_s: float) -> Served:
-        """Note that a request was given to a worker."""
-        places, end, num_prompt_tokens = self._places, 0, len(chain.hashes) * self._block_tokens
+    def serve(self, worker: str, chain: Chain, now_s: float, group: bytes | None = None) -> Served:
+        """Note that a request, of a `group` if it has one, was given to a worker."""
+        places, num_prompt_tokens = self._places, len(chain.hashes) * self._block_tokens
         served = Served([], [], [])
         taken: dict[str, float] = {worker: 0.0}
-        for index in _positions(len(chain.hashes)):
-            key = (chain.namespace, chain.hashes[index])
-            num_tokens, end = (index + 1 - end) * self._block_tokens, index + 1
+        written: list[tuple[int | bytes, int]] = [
+            (chain.hashes[index], (index - last) * self._block_tokens)
+            for last, index in pairwise((-1, *_positions(len(chain.hashes))))
+        ]
+        if group is not None:
+            written.append((group, 0))
+        for name, num_tokens in written:
+            key = (chain.namespace, name)
             before = places.pop(key, None)
             if before is not None:
                 taken[before.worker] = taken.get(before.worker, 0.0) - num_tokens * self._decay(now_s - before.at_s)

@@ -42,6 +42,7 @@ _BLOCK_TOKENS: Final = 64
 """Until a worker has said its own."""
 _CHARACTERS_PER_TOKEN: Final = 4
 _KEY_BYTES: Final = 4096
+_GROUP: Final = "prompt_cache_key"
 
 T = TypeVar("T")
 
@@ -131,8 +132,10 @@ class RouterCore:
 
     def _routed(self, reading: Reading, body: Mapping[str, Any], key: bytes | None) -> RoutedRequest:
         space = HashSpace.of(self._model, reading.extra_key, reading.cache_salt)
+        named = body.get(_GROUP)
+        group = key_of(named.encode("utf-8", "surrogatepass")) if isinstance(named, str) and named else None
         if reading.ids is not None:
-            prompt = prompt_of(reading.ids, space, self.dispatcher.fleet.index.block_tokens, key)
+            prompt = replace(prompt_of(reading.ids, space, self.dispatcher.fleet.index.block_tokens, key), group=group)
             ids = array("q", reading.ids).tobytes() if self._keeps_ids else None
             return RoutedRequest(prompt, True, reading.is_stream, ids)
         try:
@@ -144,7 +147,7 @@ class RouterCore:
         if key is None:
             key = key_of(space.namespace + content[:_KEY_BYTES])
         num_tokens = max(len(content) // _CHARACTERS_PER_TOKEN, 1)
-        return RoutedRequest(Prompt(Chain(space.namespace, ()), num_tokens, key), False, reading.is_stream)
+        return RoutedRequest(Prompt(Chain(space.namespace, ()), num_tokens, key, group), False, reading.is_stream)
 
     # Requests
 

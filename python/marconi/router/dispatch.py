@@ -55,6 +55,8 @@ class Prompt:
     num_tokens: int
     key: bytes
     """Equal for requests that are likely to share a prefix: a hash of its beginning, or of its client's session."""
+    group: bytes | None = None
+    """Equal for requests that their client calls akin, if it does: a hash of their `prompt_cache_key`."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
@@ -62,7 +64,7 @@ class Prompt:
 
 
 def key_of(beginning: bytes) -> bytes:
-    """The key of prompts that begin so, or of a session so named."""
+    """The key of prompts that begin so, or of a session or a group so named."""
     return blake2b(beginning, digest_size=16).digest()
 
 
@@ -410,7 +412,11 @@ class Dispatcher:
             # It continues that request, as a conversation's next turn does, and diverges from nobody.
             num_known_tokens = 0
         stored = self._stored(prompt.chain, names, now_s)
-        candidates = [self._candidate(name, prompt, hits.get(name, NO_HIT), seen, stored, now_s) for name in names]
+        akin = self.affinity.served_akin(prompt.chain, prompt.group)
+        candidates = [
+            self._candidate(name, prompt, hits.get(name, NO_HIT), seen, stored, now_s, served_akin=name == akin)
+            for name in names
+        ]
         decision = self.routing.choose(Query(prompt.num_tokens, prompt.key, num_known_tokens), candidates)
         name = decision.worker.name
         cached = min(decision.worker.num_hit_tokens, prompt.num_tokens - 1)
@@ -420,7 +426,7 @@ class Dispatcher:
             prefill_s = decision.worker.pace * self.latency.seconds(cached, prompt.num_tokens)
         ticket = Ticket(decision, prompt, prefill_s, now_s, not load.has_prefills(now_s))
         load.begin(ticket, now_s)
-        served = self.affinity.serve(name, prompt.chain, now_s)
+        served = self.affinity.serve(name, prompt.chain, now_s, prompt.group)
         # What the index itself knows needs no guess; one that is there already is renewed.
         is_held = decision.worker.num_hit_tokens >= (last + 1) * self.fleet.index.block_tokens
         is_guessed = last >= 0 and self.fleet.guesses.has(name, prompt.chain, last)
@@ -464,7 +470,15 @@ class Dispatcher:
         return {store: self.fleet.num_stored_tokens(chain, store) for store in stores}
 
     def _candidate(
-        self, name: str, prompt: Prompt, hit: Hit, seen: Seen | None, stored: Mapping[int, int], now_s: float
+        self,
+        name: str,
+        prompt: Prompt,
+        hit: Hit,
+        seen: Seen | None,
+        stored: Mapping[int, int],
+        now_s: float,
+        *,
+        served_akin: bool,
     ) -> Candidate:
         load = self.load(name, now_s)
         reach = load.others.store
@@ -482,4 +496,5 @@ class Dispatcher:
             self.paces.of(name, now_s),
             num_stored_tokens,
             0.0 if reach is None else reach.read_s(max(num_stored_tokens - hit.num_kv_tokens, 0)),
+            served_akin,
         )

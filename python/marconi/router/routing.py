@@ -14,7 +14,8 @@
     kv-only        the soonest first token, as if any KV could be started from
     state-aware    the least price, from the deepest state with all KV before it; near it, the most KV
 
-Rules are deterministic. Where workers are equal, the request's `key` chooses by rendezvous hashing, so that requests
+Rules are deterministic. Of equal workers the one that was the last to serve an *akin* request is chosen, one of the
+same `prompt_cache_key` in the same name space, else one by rendezvous hashing of the request's `key`, so that requests
 that begin alike meet on the same worker, and a worker that goes moves only its own. A rule gets what the router knows
 when the request comes, so the same object routes a live fleet and a simulated one.
 
@@ -52,7 +53,10 @@ A cold prompt is placed by memory:
 
 a. *Affinity.* On the worker that last served at least `AFFINITY_SHARE` of the prompt: it may still know it as a ghost,
    so that this occurrence counts as its second, and what its cache learns of the prefix is learned in one place.
-b. Else on *the least warm*: of the workers in time, the one whose prefixes were used least lately. At equal memory,
+b. Else *with its kin*: on the worker that was the last to serve an akin request, as long as it is no warmer than
+   `AKIN_WARMTH` times the mean, this prompt counted, or than this prompt alone would make it (as `StickyHash` bounds
+   requests). A client may give all its requests one key: without the bound they would fill one memory of several.
+c. Else on *the least warm*: of the workers in time, the one whose prefixes were used least lately. At equal memory,
    workers that are equally warm evict prefixes of equal age, as one cache of the whole memory would.
 
 **kv-only** stands for routers that know no states. It stays with the worker that has most as long as that is in time,
@@ -69,6 +73,7 @@ from typing import Final, NamedTuple, Protocol
 from marconi.model.latency import LatencyModel
 
 AFFINITY_SHARE: Final = 0.5
+AKIN_WARMTH: Final = 1.25
 LEAST_SHARED_TOKENS: Final = 64
 """Below, two workers' blocks may differ by nothing but where they end."""
 
@@ -81,6 +86,7 @@ class Reason(StrEnum):
     KEY = "consistent hash"
     HIT = "longest cached prefix"
     AFFINITY = "cached prefix too short, served it last"
+    AKIN = "cached prefix too short, served its prompt_cache_key last"
     COLD = "cached prefix too short"
     OVERFLOW = "preferred worker overloaded"
 
@@ -124,6 +130,8 @@ class Candidate(NamedTuple):
     """Tokens of the prompt up to the deepest state in the store behind it, whoever put it there."""
     read_s: float = 0.0
     """Seconds until it has read that."""
+    served_akin: bool = False
+    """Whether it was the last to serve a request of the same `prompt_cache_key`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +178,10 @@ def _weight(key: bytes, name: str) -> bytes:
 
 
 def least_loaded(query: Query, workers: Sequence[Candidate]) -> Candidate:
-    """The worker with the least work ahead, then the fewest requests, then the one that the key belongs to."""
+    """The worker with the least work ahead, then the fewest requests, then its kin's, or the one of its key."""
     least = min((worker.work_ahead_s, worker.num_running) for worker in workers)
-    return rendezvous(query.key, [each for each in workers if (each.work_ahead_s, each.num_running) == least])
+    equal = [each for each in workers if (each.work_ahead_s, each.num_running) == least]
+    return rendezvous(query.key, [each for each in equal if each.served_akin] or equal)
 
 
 @dataclass(slots=True)
@@ -286,10 +295,15 @@ _IDLE: Final = Candidate("")
 
 
 def by_memory(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Reason]:
-    """Place a cold prompt on the worker that served it last, else on the least warm, of several the least loaded."""
-    enough = max(AFFINITY_SHARE * query.num_prompt_tokens, 1)
+    """Place a cold prompt on who served it last, else with its kin, else on the least warm; of several, by load."""
+    num_tokens = query.num_prompt_tokens
+    enough = max(AFFINITY_SHARE * num_tokens, 1)
     if seen := [worker for worker in workers if worker.num_seen_tokens >= enough]:
         return least_loaded(query, seen), Reason.AFFINITY
+    mean = (math.fsum(worker.num_warm_tokens for worker in workers) + num_tokens) / len(workers)
+    most = max(AKIN_WARMTH * mean, num_tokens)
+    if akin := [worker for worker in workers if worker.served_akin and worker.num_warm_tokens <= most]:
+        return least_loaded(query, akin), Reason.AKIN
     least = min(worker.num_warm_tokens for worker in workers)
     return least_loaded(query, [worker for worker in workers if worker.num_warm_tokens == least]), Reason.COLD
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from marconi.router.command import add_parser
 from marconi.router.gateway.access import salted
 from marconi.router.gateway.settings import Settings
+from marconi.router.routing import Reason
 
 from .house import house
 from .stand_in import StandIn
@@ -130,6 +131,28 @@ def test_tenants_never_hit_what_another_asked_and_their_requests_do_not_follow_e
 
     assert asyncio.run(story("X-Tenant")) == [0, 0, 40]
     assert asyncio.run(story(None)) == [0, 40, 40], "the control: without tenants the second one hits"
+
+
+def test_a_prompt_cache_key_is_read_within_its_tenant_and_opens_no_other() -> None:
+    async def story() -> None:
+        workers = StandIn("a"), StandIn("b")
+        async with house(*workers, tenant_header="X-Tenant") as home:
+
+            async def ask(tenant: str, text: str) -> dict[str, Any]:
+                body = {"text": text, "prompt_cache_key": "app"}
+                assert (await home.post("/generate", body, {"X-Tenant": tenant})).status == 200
+                await home.until_told(*workers)
+                recent: dict[str, Any] = (await home.state())["recent"][0]
+                return recent
+
+            text = "the same long prompt of both, word for word"
+            first, second = await ask("red", text), await ask("blue", text)
+            assert (second["reason"], second["num_hit_tokens"]) == (Reason.COLD, 0)
+            third = await ask("red", f"Not {text}")
+            assert (third["reason"], third["worker"], third["num_hit_tokens"]) == (Reason.AKIN, first["worker"], 0)
+            assert (await ask("red", text))["num_hit_tokens"] == 40, "the control"
+
+    asyncio.run(story())
 
 
 def test_requests_without_one_tenant_are_refused() -> None:

@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.client_reqrep import ConnectionKey
 
 from marconi.router.gateway.app import ROUTER
+from marconi.router.routing import Reason
 
 from .house import house, right, until
 from .stand_in import Fault, StandIn
@@ -60,6 +61,30 @@ def test_what_a_worker_says_no_to_is_not_tried_elsewhere() -> None:
             assert answer.status == 400
             assert answer.message.endswith("says no")
             assert sum(len(worker.asked) for worker in workers) == 1
+
+    run(story())
+
+
+def test_requests_of_one_prompt_cache_key_meet_until_their_worker_is_down() -> None:
+    async def story() -> None:
+        workers = tuple(StandIn(name) for name in "abcd")
+        async with house(*workers) as home:
+            by = [
+                (await home.ask(f"{index}{'x' * 60}", prompt_cache_key=f"{index // 2}")).json["by"]
+                for index in range(8)
+            ]
+            assert by[::2] == by[1::2]
+            assert set(by) == set("abcd")
+            recent = (await home.state())["recent"]
+            assert [each["reason"] for each in reversed(recent)] == [Reason.COLD, Reason.AKIN] * 4
+            other = await home.ask("another", prompt_cache_key=7)
+            assert (other.status, (await home.state())["recent"][0]["reason"]) == (200, Reason.COLD), (
+                "no string is no key"
+            )
+            (gone,) = [worker for worker in workers if worker.name == by[0]]
+            await gone.kill()
+            again = await home.ask(f"again{'y' * 60}", prompt_cache_key="0")
+            assert (again.status, again.json["by"] != by[0]) == (200, True)
 
     run(story())
 

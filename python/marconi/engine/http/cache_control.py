@@ -1,14 +1,15 @@
-"""Marks in the body of a chat: `cache_control`, as OpenAI's and Anthropic's clients write it, and its `ttl`.
+"""Marks in the body of a chat: `cache_control` and its `ttl`, as clients write them, and `prompt_cache_retention`.
 
     both routes     tools[i]    messages[i]    messages[i].content[j]    the body itself: the end of its last message
     /v1/messages    system[i]    messages[i].content[j].content[k]: the end of that tool's result
 
-SGLang's models of requests drop the field, so it is read from the raw body. A tool's mark and one on the last block of
-the system prompt end where tools and system prompt end. SGLang converts Anthropic's messages to a chat, by rules of its
-own: to find which of the chat's messages come before a mark, the body up to it is converted as well.
+SGLang's models of requests drop the fields, so they are read from the raw body. A tool's mark and one on the last block
+of the system prompt end where tools and system prompt end. SGLang converts Anthropic's messages to a chat, by rules of
+its own: to find which of the chat's messages come before a mark, the body up to it is converted as well.
 
 A `ttl` of an hour retains the state at the mark, by an action of `kv_hints` (`policy/kv_hints.py`): its own name space
-pays. One of five minutes, or none, retains nothing: states are evicted by their worth.
+pays. One of five minutes, or none, retains nothing: states are evicted by their worth. On OpenAI's route a
+`prompt_cache_retention` of "24h" is a mark of an hour on the body itself: longer nothing is retained.
 Sources: `srt/entrypoints/anthropic/serving.py`, `srt/managers/kv_hints.py`.
 """
 
@@ -22,6 +23,10 @@ from marconi.policy.retention import MAX_RETAIN_S
 FIELD: Final = "cache_control"
 SYSTEM: Final = -1
 """In the place of a message: the system prompt and the tools."""
+RETENTION: Final = "prompt_cache_retention"
+_LONG: Final = "24h"
+_RETENTIONS: Final = ("in_memory", "in-memory", _LONG)
+"""OpenAI's guide and its schema spell the first in two ways."""
 _TYPE: Final = "ephemeral"
 _TTLS: Final = {"5m": False, "1h": True}
 """Whether each retains."""
@@ -80,7 +85,7 @@ def read_marks(raw_request: Any) -> Marked | None:
     if raw_request is None or not raw_request.url.path.endswith((_CHAT, _ANTHROPIC)):
         return None
     text = _body(raw_request)
-    if FIELD.encode() not in text:
+    if FIELD.encode() not in text and RETENTION.encode() not in text:
         return None
     body, is_anthropic = json.loads(text), raw_request.url.path.endswith(_ANTHROPIC)
     marks = list(dict.fromkeys(marks_of(body, is_anthropic=is_anthropic)))
@@ -99,7 +104,10 @@ def marks_of(body: Mapping[str, Any], *, is_anthropic: bool) -> Iterator[Mark]:
     for index, message in enumerate(body["messages"]):
         yield from _in_blocks(message.get("content"), f"messages[{index}].content", index)
         yield from _at(message, f"messages[{index}].", Mark(index, None))
-    yield from _at(body, "", Mark(len(body["messages"]) - 1, None))
+    end = Mark(len(body["messages"]) - 1, None)
+    yield from _at(body, "", end)
+    if not is_anthropic and _is_long(body.get(RETENTION)):
+        yield end._replace(retains=True)
 
 
 def retaining(positions: Sequence[int]) -> dict[str, Any]:
@@ -143,6 +151,12 @@ def _at(holder: Mapping[str, Any], where: str, mark: Mark) -> Iterator[Mark]:
     if ttl is not None and (not isinstance(ttl, str) or ttl not in _TTLS):
         raise ValueError(f"{where}{FIELD}.ttl must be {' or '.join(map(json.dumps, _TTLS))}, got {_shown(ttl)}")
     yield mark._replace(retains=ttl is not None and _TTLS[ttl])
+
+
+def _is_long(value: object) -> bool:
+    if value is not None and value not in _RETENTIONS:
+        raise ValueError(f'{RETENTION} must be "in_memory" or "{_LONG}", got {_shown(value)}')
+    return value == _LONG
 
 
 def _shown(value: object) -> str:
