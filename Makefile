@@ -97,8 +97,8 @@ endif
 soak-fleet: setup  ## 1,000 random schedules of faults before a router: nothing lost, nothing wrong (some minutes)
 	MARCONI_SCHEDULES=1000 $(BIN)/python -m pytest -q -s --timeout 3600 test/router/gateway/test_schedules.py $(ARGS)
 
-recipes: setup  ## which launch configurations are served, to docs/recipes.md (ARGS="FILE", a JSON list of them)
-	$(BIN)/python benchmark/recipes.py --page docs/recipes.md $(ARGS)
+recipes: setup  ## which launch configurations are served, to docs/recipes.md (ARGS="FILE", another list of them)
+	$(BIN)/python benchmark/recipes.py --page docs/recipes.md test/recipes/2026-11.json $(ARGS)
 
 lock: | $(UV)  ## compile requirements.lock anew
 	$(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate \

@@ -1,15 +1,17 @@
-"""Which of the launch configurations in a file of recipes are served: the page docs/recipes.md.
+"""Which of the launch configurations in files of recipes are served: the page docs/recipes.md.
 
-FILE is a JSON list of objects with `model`, `hardware`, `name` and `args`, the flags of `sglang.launch_server`. Each is
-asked of `marconi check`, without a device and without the model. What the page shows of a recipe is its model,
-hardware, name and parallelism, and the answer: whether it is served, and whether KV and states share one pool.
+A FILE is JSON: a list of objects with `model`, `hardware`, `name` and `args`, the flags of `sglang.launch_server`, or
+an object with a `date` and such a list as `recipes`. Each recipe is asked of `marconi check`, without a device and
+without the model. The page shows its model, hardware, name and parallelism, and the answer: whether it is served, and
+whether KV and states share one pool. `--page` keeps what the page has of lists that are not given.
 
-    python benchmark/recipes.py FILE [--page FILE] [--json FILE]
+    python benchmark/recipes.py FILE... [--page FILE] [--json FILE]
 """
 
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from marconi.engine.cpu_platform import choose_platform
 
@@ -27,6 +30,7 @@ warnings.filterwarnings("ignore", module="sglang")
 from marconi.check.answer import answer  # noqa: E402 - SGLang takes its platform as it is imported
 from marconi.check.line import CommandLine  # noqa: E402
 from marconi.check.machine import Machine  # noqa: E402
+from marconi.engine.launch import support  # noqa: E402
 from marconi.engine.launch.model import Model  # noqa: E402
 from marconi.engine.launch.policies import CHUNK_END  # noqa: E402
 from marconi.engine.launch.split import ONE_POOL, TWO_POOLS  # noqa: E402
@@ -35,6 +39,10 @@ from marconi.model import catalog  # noqa: E402
 _FIELDS: Final = ("model", "hardware", "name", "args")
 _PARALLEL: Final = {"--tp-size": "tp", "--dp-size": "dp", "--attn-dp-size": "attention dp", "--ep-size": "ep"}
 _MODEL: Final = "model"
+_UNDATED: Final = "May 2026"
+"""The date of the list whose file has none."""
+_PART: Final = "\n## "
+_WEIGHTS: Final = re.compile(r"-(BF16|FP8|NVFP4)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,11 @@ class Checked:
             return "no"
         return "**yes**, states at chunk ends" if self.admission == CHUNK_END else "**yes**"
 
+    @property
+    def is_exact(self) -> bool:
+        """True if it is served with a prefix cache that keeps states at exact tokens."""
+        return not self.reasons and self.admission not in (None, CHUNK_END)
+
 
 def subject_of(reason: str) -> str:
     """What a reason is about."""
@@ -76,15 +89,17 @@ def subject_of(reason: str) -> str:
     return first if first.startswith("--") else "SGLang" if first == "sglang" else _MODEL
 
 
-def read(path: Path) -> list[Mapping[str, str]]:
-    """The recipes of a file; `ValueError` for anything else."""
-    recipes = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(recipes, list):
-        raise ValueError(f"{path} must be a list of recipes, got a JSON {type(recipes).__name__}")
-    for index, recipe in enumerate(recipes):
+def read(path: Path) -> tuple[str, list[Mapping[str, str]]]:
+    """The date and the recipes of a file; `ValueError` for anything else."""
+    content, date = json.loads(path.read_text(encoding="utf-8")), _UNDATED
+    if isinstance(content, dict) and isinstance(content.get("date"), str):
+        date, content = content["date"], content.get("recipes")
+    if not isinstance(content, list):
+        raise ValueError(f"{path} must be a list of recipes, dated or not, got a JSON {type(content).__name__}")
+    for index, recipe in enumerate(content):
         if not isinstance(recipe, dict) or not all(isinstance(recipe.get(field), str) for field in _FIELDS):
             raise ValueError(f"{path}: recipe {index} must have {', '.join(_FIELDS)}, each a text")
-    return recipes
+    return date, content
 
 
 def check(recipe: Mapping[str, str]) -> Checked:
@@ -94,7 +109,9 @@ def check(recipe: Mapping[str, str]) -> Checked:
     try:
         line = CommandLine.parse(["--model-path", recipe["model"], *shlex.split(recipe["args"])])
         given = line.given
-        found = answer(line, Model.find(line.model_path, None), Machine())
+        # A recipe's machine has the client of its store, whether this one does or not.
+        with patch.object(support, "find_spec"):
+            found = answer(line, Model.find(line.model_path, None), Machine())
         reasons, admission, split = found.reasons, found.admission, found.split
     except ValueError as error:
         reasons = (str(error),)
@@ -102,22 +119,35 @@ def check(recipe: Mapping[str, str]) -> Checked:
     return Checked(recipe["model"], recipe["hardware"], recipe["name"], parallel, reasons, admission, split)
 
 
-def page(every: Sequence[Checked]) -> str:
-    """The page, in Markdown."""
-    served = [each for each in every if not each.reasons]
+def page(parts: Mapping[str, str]) -> str:
+    """The page, in Markdown, of the parts of lists by their date."""
     lines = [
         "# Recipes",
         "",
         "*Served* means that a server on CUDA would use this cache: neither this project nor SGLang refuses the",
-        "flags, as far as can be checked without a device and weights. No server was started, and the page does not",
-        "say whether a model fits. No GPU has run any of them: one has run [small models](status.md#on-a-gpu).",
+        "flags, as far as can be checked without a device and weights, for a card of the Hopper generation: SGLang",
+        "refuses a few launches for Blackwell on it. No server was started, and the page does not say whether a model",
+        "fits. No GPU has run any of them: one has run [small models](status.md#on-a-gpu).",
         "",
         "The page checks published launch configurations of hybrid models with [`marconi",
-        "check`](check.md), each with `--radix-cache-backend marconi` added, in a section",
-        "for each shape of model. `make recipes` writes it.",
+        "check`](check.md), each with `--radix-cache-backend marconi` added: a part for each list of",
+        "them, by its date, and in it a section for each shape of model. `make recipes` writes it.",
+    ]
+    return "\n".join(lines) + "\n" + "".join(f"{_PART}{date}\n{part}" for date, part in parts.items())
+
+
+def parts_of(text: str) -> dict[str, str]:
+    """The parts of a page, by the date of their list."""
+    return {date: rest for date, _, rest in (part.partition("\n") for part in text.split(_PART)[1:])}
+
+
+def part_of(every: Sequence[Checked]) -> str:
+    """What the page has of a list."""
+    served = [each for each in every if not each.reasons]
+    lines = [
         "",
-        f"**{len(served)} of {len(every)} are served.** Reasons against the others, counting a recipe once "
-        "for each of its reasons:",
+        f"**{len(served)} of {len(every)} are served**, {sum(each.is_exact for each in every)} with states at exact "
+        "tokens. Reasons against the others, counting a recipe once for each of its reasons:",
         "",
         "| number | what | reason |",
         "|---:|---|---|",
@@ -134,7 +164,7 @@ def page(every: Sequence[Checked]) -> str:
     apart = Counter((each.memory, _why(each.split)) for each in served if each.split != ONE_POOL)
     lines += [f"| {number} | {memory} | {why} |" for (memory, why), number in apart.most_common()]
     for family, members in _families(every):
-        lines += ["", f"## {family}", "", "| recipe | parallel | model | hardware | served | memory | reason |"]
+        lines += ["", f"### {family}", "", "| recipe | parallel | model | hardware | served | memory | reason |"]
         lines += ["|---|---|---|---|---|---|---|", *_rows(members)]
     return "\n".join(lines) + "\n"
 
@@ -156,7 +186,7 @@ def _why(split: str | None) -> str:
 def _families(every: Iterable[Checked]) -> Iterator[tuple[str, list[Checked]]]:
     by_family: dict[str, list[Checked]] = {}
     for each in every:
-        by_family.setdefault(catalog.name_of(each.model) or each.model, []).append(each)
+        by_family.setdefault(catalog.name_of(each.model) or _WEIGHTS.sub("", each.model), []).append(each)
     yield from sorted(by_family.items(), key=lambda item: item[0].lower())
 
 
@@ -177,24 +207,30 @@ def _rows(members: Iterable[Checked]) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Check every recipe, print the sums, and write the page."""
     parser = argparse.ArgumentParser(description="Which recipes are served.")
-    parser.add_argument("file", type=Path, metavar="FILE", help="with the recipes, JSON")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="with recipes, JSON")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer there")
     args = parser.parse_args(argv)
     try:
-        every = [check(recipe) for recipe in read(args.file)]
+        lists = {date: [check(each) for each in recipes] for date, recipes in map(read, args.files)}
+        kept = parts_of(args.page.read_text(encoding="utf-8")) if args.page is not None and args.page.exists() else {}
     except (ValueError, OSError) as error:
         print(f"recipes.py: error: {error}", file=sys.stderr)
         return 2
-    text = page(every)
     if args.page is not None:
-        args.page.write_text(text, encoding="utf-8")
+        parts = {date: part_of(every) for date, every in lists.items()}
+        args.page.write_text(page(parts | {date: kept[date] for date in kept if date not in parts}), encoding="utf-8")
     if args.json is not None:
-        fields = [{name: getattr(each, name) for name in Checked.__slots__} for each in every]
+        fields = [
+            {"list": date, **{name: getattr(each, name) for name in Checked.__slots__}}
+            for date, every in lists.items()
+            for each in every
+        ]
         args.json.write_text(json.dumps({"benchmark": "recipes", "recipes": fields}, indent=1) + "\n", encoding="utf-8")
-    print(f"{sum(not each.reasons for each in every)} of {len(every)} recipes are served")
-    for subject, number in Counter(subject for each in every for subject in each.subjects).most_common():
-        print(f"{number:4}  {subject}")
+    for date, every in lists.items():
+        print(f"{date}: {sum(not each.reasons for each in every)} of {len(every)} recipes are served")
+        for subject, number in Counter(subject for each in every for subject in each.subjects).most_common():
+            print(f"{number:4}  {subject}")
     return 0
 
 

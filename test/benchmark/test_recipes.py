@@ -13,8 +13,11 @@ from marconi.engine.launch.support import UNSUPPORTED
 
 from .scripts import load
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "recipes.md"
+NOVEMBER = ROOT / "test" / "recipes" / "2026-11.json"
 NEXT = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+MOONCAKE = "--enable-hierarchical-cache --hicache-storage-backend mooncake"
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +58,16 @@ def test_the_page_has_a_row_for_all_that_differ_in_their_card_or_their_weights_a
     answers = json.loads((tmp_path / "answers.json").read_text())["recipes"]
     assert [len(each["reasons"]) for each in answers] == [0, 0, 0, 0, 2, 1, 1, 1, 0]
 
+    newer = tmp_path / "newer.json"
+    newer.write_text(json.dumps({"date": "June 2026", "recipes": [recipe(MOONCAKE)]}))
+    assert recipes.main([str(newer), "--page", str(page)]) == 0
+    parts = recipes.parts_of(page.read_text())
+    assert list(parts) == ["June 2026", "May 2026"], "the page keeps a list that is not given"
+    assert parts["May 2026"] == recipes.parts_of(text)["May 2026"]
+    assert "**1 of 1 are served**, 1 with states at exact tokens." in parts["June 2026"], "its client is not asked for"
 
-@pytest.mark.parametrize("content", ["{}", '[{"model": "x"}]', "no JSON"])
+
+@pytest.mark.parametrize("content", ["{}", '[{"model": "x"}]', '{"date": "x", "recipes": 1}', "no JSON"])
 def test_what_is_no_list_of_recipes_is_refused_in_one_line(
     recipes: ModuleType, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,11 +83,29 @@ def test_the_page_names_nothing_that_is_no_longer_refused() -> None:
     text = PAGE.read_text(encoding="utf-8")
     named = set(re.findall(r"^\| \d+ \| `([^`]+)` \|", text, re.MULTILINE))
     assert named
-    assert named <= {each.option for each in UNSUPPORTED} | {"SGLang"}
+    assert named <= {each.option for each in UNSUPPORTED} | {"SGLang", "model"}
 
 
-def test_the_pages_sum_is_that_of_its_reasons() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    ((served, total),) = re.findall(r"\*\*(\d+) of (\d+) are served\.\*\*", text)
-    counted = sum(int(number) for number in re.findall(r"^\| (\d+) \| `", text, re.MULTILINE))
-    assert int(total) - int(served) <= counted
+def test_the_pages_sums_are_those_of_their_reasons(recipes: ModuleType) -> None:
+    parts = recipes.parts_of(PAGE.read_text(encoding="utf-8"))
+    assert list(parts) == ["November 2026", "May 2026"]
+    for part in parts.values():
+        ((served, total),) = re.findall(r"\*\*(\d+) of (\d+) are served\*\*", part)
+        counted = sum(int(number) for number in re.findall(r"^\| (\d+) \| `", part, re.MULTILINE))
+        assert int(total) - int(served) <= counted
+
+
+def test_each_recipe_of_november_is_one_launch_of_a_source(recipes: ModuleType) -> None:
+    content = json.loads(NOVEMBER.read_text(encoding="utf-8"))
+    date, every = recipes.read(NOVEMBER)
+    assert date == content["date"]
+    assert {each["source"] for each in every} == set(content["sources"])
+    assert len({(each["model"], each["hardware"], each["args"]) for each in every}) == len(every)
+
+
+@pytest.mark.slow
+def test_the_page_says_of_november_what_the_check_says(recipes: ModuleType) -> None:
+    """`make recipes` writes it anew."""
+    date, every = recipes.read(NOVEMBER)
+    shown = recipes.parts_of(PAGE.read_text(encoding="utf-8"))[date]
+    assert recipes.part_of([recipes.check(each) for each in every]).rstrip() == shown.rstrip()

@@ -345,7 +345,7 @@ def test_sglang_runs_a_models_recurrent_layers_on_the_backend_that_is_named(
     for path in (
         *("hybrid_linear_attn_backend.HybridLinearAttnBackend", "hybrid_linear_attn_backend.Mamba2AttnBackend"),
         *("linear.gdn_backend.GDNAttnBackend", "linear.kda_backend.KDAAttnBackend"),
-        *("linear.lightning_backend.LightningAttentionBackend",),
+        *("linear.lightning_backend.LightningAttentionBackend", "linear.short_conv_backend.ShortConvAttnBackend"),
     ):
         monkeypatch.setattr(f"{made}.{path}.__init__", lambda backend, *made_of: setattr(backend, "made_of", made_of))
     for family in ("gdn", "kda"):

@@ -56,7 +56,8 @@ def test_random_command_lines_have_a_servers_verdict(platform: Platform, tmp_pat
 @pytest.mark.skipif(RECIPES not in os.environ, reason=f"{RECIPES} names no file of recipes")
 @pytest.mark.parametrize("platform", Platform)
 def test_recipes_have_a_servers_verdict(platform: Platform, tmp_path: Path) -> None:
-    recipes = json.loads(Path(os.environ[RECIPES]).read_text(encoding="utf-8"))
+    content = json.loads(Path(os.environ[RECIPES]).read_text(encoding="utf-8"))
+    recipes = content["recipes"] if isinstance(content, dict) else content
     assert compare([Launch(each["model"], tuple(shlex.split(each["args"]))) for each in recipes], platform, tmp_path)
 
 

@@ -33,6 +33,8 @@ def served_as(model: Model, architecture: str) -> str:
         return "not in SGLang 0.5.23"
     if not model.is_hybrid:
         return "SGLang's own cache"
+    if model.has_sliding_window:
+        return "refused, for its sliding windows"
     if model.recurrent_layers(captures_prefills=False).why_not_planned is not None:
         return "states at chunk ends"
     if are_captured_in_segments([architecture]):
@@ -51,7 +53,8 @@ def expected() -> Iterator[str]:
         yield f"| `{name}` | {hub} | {layers} | {profile.kv_bytes_per_token:,} | {state} | {kept} |"
     for hub in catalog.KINDS:
         model = Model.find(hub, None)
-        layers = LAYERS[str(model.recurrent_layers(captures_prefills=False).linear_backend)]
+        # Inkling's backend is of no family: it is refused.
+        layers = LAYERS.get(str(model.recurrent_layers(captures_prefills=False).linear_backend), "short convolutions")
         kept = served_as(model, model.hf_config.architectures[0])
         yield f"| | `{hub}` | {layers} | | | {kept} |"
 

@@ -26,6 +26,11 @@ PUBLISHED = {
     "granite-4.0-h-tiny": (6.9, 1.5),
     "falcon-h1-7b": (7.6, 7.6),
     "falcon-h1-34b": (33.6, 33.6),
+    "lfm2-350m": (0.354, 0.354),
+    "lfm2-1.2b": (1.17, 1.17),
+    # The pages say 8.3 and 1.5 of both; the weights of the newer one, with its larger vocabulary, have 8.4679.
+    "lfm2-8b-a1b": (8.34, 1.56),
+    "lfm2.5-8b-a1b": (8.468, 1.69),
     "vicuna-7b": (6.74, 6.74),
 }
 QWEN = dict(catalog.CONFIGS["qwen3.5-27b"])

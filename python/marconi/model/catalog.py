@@ -51,8 +51,39 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 NAMES: Final = (MARCONI_7B, *CONFIGS)
 """Every name in full."""
 
+_KINDS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    ("bailing_hybrid", "BailingMoeV2_5ForCausalLM"): (
+        "inclusionAI/Ring-2.5-1T",
+        "inclusionAI/Ring-2.6-1T",
+        "inclusionAI/Ling-2.6-1T",
+        "inclusionAI/Ling-2.6-flash",
+    ),
+    ("nemotron_h", "NemotronHForCausalLM"): (
+        "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+        "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4",
+    ),
+    ("qwen3_5", "Qwen3_5ForConditionalGeneration"): ("deepreinforce-ai/Ornith-1.0-9B",),
+    ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"): (
+        "deepreinforce-ai/Ornith-1.0-35B",
+        "deepreinforce-ai/Ornith-1.0-35B-FP8",
+        "deepreinforce-ai/Ornith-1.0-397B",
+        "deepreinforce-ai/Ornith-1.0-397B-FP8",
+    ),
+    ("intern_s2_preview", "InternS2PreviewForConditionalGeneration"): ("internlm/Intern-S2-Preview",),
+    ("minicpmv4_6", "MiniCPMV4_6ForConditionalGeneration"): ("openbmb/MiniCPM-V-4.6",),
+    ("lfm2_vl", "Lfm2VlForConditionalGeneration"): ("LiquidAI/LFM2.5-VL-1.6B", "LiquidAI/LFM2.5-VL-450M"),
+    ("inkling_mm_model", "InklingForConditionalGeneration"): (
+        "thinkingmachines/Inkling-Small",
+        "thinkingmachines/Inkling-Small-NVFP4",
+    ),
+}
+
 KINDS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-    {"inclusionAI/Ring-2.5-1T": {"model_type": "bailing_hybrid", "architectures": ["BailingMoeV2_5ForCausalLM"]}}
+    {
+        hub: {"model_type": model_type, "architectures": [architecture]}
+        for (model_type, architecture), hubs in _KINDS.items()
+        for hub in hubs
+    }
 )
 """Models of the hub of which no dimensions are known here, but what SGLang chooses by."""
 
