@@ -6,13 +6,19 @@ a server without drafts and without a prefix cache, whose answers all others mus
 if one does not. A small model with random weights, one server after the other; tokens are counted, no time is taken.
 
     python benchmark/speculation.py [--family gdn|mamba2] [--strategy extra_buffer|no_buffer] [--num-requests N]
-                                    [--json FILE] [-- SERVER_ARGS]
+                                    [--soak N] [--json FILE] [-- SERVER_ARGS]
+
+With `--soak` one server of this project drafts in one pool that holds a few requests, and is sent N: they share
+prefixes, fork, repeat and go on, and some are given up. Between two crowds all bytes of the pool are accounted for,
+and SGLang checks its tree; the cache is flushed now and then. Exit status 1 for a byte that is lost.
 """
 
 import argparse
 import json
 import random
 import sys
+import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -25,9 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.cli import interrupt_when_terminated
+from marconi.replay.command import positive
 from marconi_cpu import tiny_model
 from marconi_cpu.demo.comparison import MARCONI, STOCK
 from marconi_cpu.demo.server_process import ServerFailed, ServerProcess, scratch_folder
+from rig.workload import Script, Workload
 
 TURNS = 5
 _HTTP = httpx.Client(timeout=600.0, trust_env=False)
@@ -48,6 +56,17 @@ STRATEGIES = {
     "extra_buffer": ("--mamba-radix-cache-strategy", "extra_buffer"),
     "no_buffer": ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule"),
 }
+CROWD, NUM_OF_A_CROWD_AT_ONCE = 240, 18
+FLUSH_EVERY_CROWDS = 4
+LONGEST_TOKENS, MAX_NEW_TOKENS = 500, 16
+GIVE_UP_RATE, GIVE_UP_S = 0.03, 0.2
+IDLE_WITHIN_S = 30.0
+STOPS = (5, 77, 130)
+SHORT_POOL = (
+    *("--enable-unified-memory", "--max-total-tokens", "2400", "--max-mamba-cache-size", "28"),
+    *("--max-running-requests", "8", "--chunked-prefill-size", "256"),
+)
+CHECKED = {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +157,75 @@ def measured(args: argparse.Namespace, folder: Path) -> list[Figures]:
     return found
 
 
+class BytesLost(Exception):
+    """Bytes of a pool are neither free nor cached, though the server is idle."""
+
+
+def sent(url: str, script: Script, luck: float) -> Counter[str]:
+    """Counts of a request of a soak; by `luck`, from 0 to 1, it is given up soon."""
+    sampling = {
+        "temperature": 0,
+        "max_new_tokens": min(script.max_new_tokens, MAX_NEW_TOKENS),
+        "ignore_eos": luck < 0.7,
+        "stop_token_ids": STOPS,
+    }
+    extra_key, salt = script.namespace
+    tokens = [TOKENS.start + token for token in script.prompt]
+    body = {"input_ids": tokens, "sampling_params": sampling, "extra_key": extra_key, "cache_salt": salt}
+    try:
+        timeout_s = luck / GIVE_UP_RATE * GIVE_UP_S if luck < GIVE_UP_RATE else 600.0
+        response = _HTTP.post(f"{url}/generate", json=body, timeout=max(timeout_s, 1e-3))
+    except httpx.TimeoutException:
+        return Counter(given_up=1)
+    response.raise_for_status()
+    told = response.json()["meta_info"]
+    names = {"prompt": "prompt_tokens", "cached": "cached_tokens", "generated": "completion_tokens"}
+    return Counter(answered=1, verify_steps=told.get("spec_verify_ct", 0)) + Counter(
+        {name: told[key] for name, key in names.items()}
+    )
+
+
+def require_nothing_lost(url: str, within_s: float = IDLE_WITHIN_S) -> None:
+    """Raise `BytesLost` unless the server's one pool is free or cached throughout, as soon as requests have ended."""
+    until_s = time.monotonic() + within_s
+    while True:
+        (rank,) = _HTTP.get(f"{url}/marconi").json()["ranks"]
+        pool = rank["joint_bytes"]
+        if pool["free"] + pool["cached"] == pool["size"]:
+            return
+        if time.monotonic() > until_s:
+            raise BytesLost(f"an idle pool must be free or cached throughout, got {pool}")
+        time.sleep(0.1)
+
+
+def soaked(url: str, num_requests: int, seed: int = 1) -> Counter[str]:
+    """Counts of a soak of the server at `url`; raises `BytesLost`."""
+    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    workload, counts = Workload(rng, LONGEST_TOKENS), Counter[str]()
+    with ThreadPoolExecutor(NUM_OF_A_CROWD_AT_ONCE) as pool:
+        for index, begun in enumerate(range(0, num_requests, CROWD), start=1):
+            crowd = [(workload.next(), rng.random()) for _ in range(min(CROWD, num_requests - begun))]
+            for each in pool.map(lambda request: sent(url, *request), crowd):
+                counts += each
+            require_nothing_lost(url)
+            counts["checks"] += 1
+            if index % FLUSH_EVERY_CROWDS == 0:
+                _HTTP.post(f"{url}/flush_cache").raise_for_status()
+                counts["flushes"] += 1
+    return counts
+
+
+def soak(args: argparse.Namespace, folder: Path) -> Counter[str]:
+    """Counts of a soak of a server that drafts; raises `BytesLost`, and `ServerFailed` where its own check ends it."""
+    model = folder / "model"
+    tiny_model.write(tiny_model.Family(args.family), model, has_mtp=True)
+    server_args = (*CACHES[MARCONI], *SHORT_POOL, *DRAFTS["MTP"], *STRATEGIES[args.strategy], *args.server_args)
+    with ServerProcess(model, server_args, log_path=folder / "soak.log", env=CHECKED) as server:
+        counts = soaked(server.url, args.soak)
+        server.require_running()
+    return counts
+
+
 def table_of(found: Sequence[Figures]) -> Table:
     """The figures, each hit rate beside that of the same cache without drafts."""
     without = {each.cache: each.num_cached_tokens for each in found if each.drafts == NO_DRAFTS}
@@ -173,6 +261,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--family", choices=[*map(str, tiny_model.Family)], default="gdn", help="default: gdn")
     made.add_argument("--strategy", choices=[*STRATEGIES], default="extra_buffer", help="default: extra_buffer")
     made.add_argument("--num-requests", type=int, default=250, metavar="N", help="default: 250")
+    made.add_argument("--soak", type=positive, metavar="N", help="instead: N requests to one server, none of it lost")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     made.add_argument("server_args", nargs="*", metavar="SERVER_ARGS", help="behind --: flags of every server")
     return made
@@ -184,8 +273,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupt_when_terminated()
     try:
         with scratch_folder() as folder:
+            if args.soak is not None:
+                counts = soak(args, folder)
+                print(json.dumps(counts))
+                if args.json is not None:
+                    args.json.write_text(json.dumps(counts, indent=2) + "\n")
+                return 0
             found = measured(args, folder)
-    except ServerFailed as failure:
+    except (ServerFailed, BytesLost, httpx.HTTPError) as failure:
         print(f"speculation.py: error: {failure}", file=sys.stderr)
         return 1
     Console().print(table_of(found))

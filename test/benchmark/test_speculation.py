@@ -4,6 +4,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -46,6 +47,39 @@ def test_tokens_are_summed_and_an_answer_that_differs_is_counted(speculation: Mo
     assert (right.num_different, right.accept_length) == (0, 3.0)
     assert wrong.num_different == sum(len(turn.prompt) > 500 for chat in chats for turn in chat) > 0
     assert wrong.accept_length is None
+
+
+def served(monkeypatch: pytest.MonkeyPatch, speculation: ModuleType, lost: int) -> list[str]:
+    """A server, in place of HTTP, that answers at once and has lost so many bytes; the paths that it was asked for."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if request.url.path == "/generate" and request.extensions["timeout"]["read"] < 1.0:
+            raise httpx.ReadTimeout("given up")
+        told = {"prompt_tokens": 8, "cached_tokens": 4, "completion_tokens": 2, "spec_verify_ct": 1}
+        pool = {"size": 100, "free": 40, "cached": 60 - lost}
+        return httpx.Response(200, json={"meta_info": told, "ranks": [{"joint_bytes": pool}]})
+
+    monkeypatch.setattr(speculation, "_HTTP", httpx.Client(transport=httpx.MockTransport(answer), timeout=60.0))
+    return asked
+
+
+def test_a_soak_accounts_for_all_bytes_between_crowds(speculation: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = served(monkeypatch, speculation, lost=0)
+    counts = speculation.soaked("http://any", speculation.CROWD * 4 + 1)
+    assert counts["answered"] + counts["given_up"] == speculation.CROWD * 4 + 1
+    assert counts["given_up"] > 0
+    assert (counts["cached"], counts["verify_steps"]) == (4 * counts["answered"], counts["answered"])
+    assert (asked.count("/marconi"), asked.count("/flush_cache")) == (counts["checks"], counts["flushes"]) == (5, 1)
+
+
+def test_negative_control_a_byte_that_is_lost_ends_a_soak(
+    speculation: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served(monkeypatch, speculation, lost=1)
+    with pytest.raises(speculation.BytesLost, match="must be free or cached throughout, got"):
+        speculation.require_nothing_lost("http://any", within_s=0.0)
 
 
 def test_the_table_compares_each_cache_with_itself_without_drafts(speculation: ModuleType) -> None:
