@@ -35,7 +35,7 @@ MAX_OPERATIONS_A_VERIFY_STEP = 2
 """Small kernels and copies of ours, beside the two launches that move states: whose turn it is, and who ends."""
 
 NUM_LAYERS = 2
-NUM_KERNEL_HOOKS, NUM_OPERATORS = 8, 6
+NUM_KERNEL_HOOKS, NUM_OPERATORS = 7, 6
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from marconi_cpu.demo.server_process import ServerProcess
 
 from .breaking import BREAKS, SWITCH, require_broken
 from .client import HTTP, generate, random_tokens
-from .conftest import FAULT, MARCONI, STANDARD, EntryPoint, Launch
+from .conftest import FAULT, MARCONI, STANDARD, EntryPoint, Launch, server_args
 from .matrix import (
     DATA_PARALLEL,
     HOST,
@@ -52,6 +52,7 @@ def named(*groups: Group) -> tuple[str, ...]:
 SCHEDULING = tuple(name for name in named(upstream.QUEUE, upstream.PREFILLS) if name.startswith("cache.scheduler."))
 FORWARD = tuple(name for name in named(upstream.PREFILLS) if name not in SCHEDULING)
 DRAFTS = named(upstream.DRAFTS)
+OF_LFM2, *OF_OTHER_CONVOLUTIONS = named(upstream.SHORT_CONVOLUTIONS)
 BESIDE = ("plugin.backend.clean_logits", "reports.idle.after_idle_metrics", "http.details.on_get_cached_tokens_details")
 """They serve no state, and any request meets them."""
 TIGHT = ("--max-total-tokens", "600", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
@@ -66,6 +67,8 @@ BOTH = ("after", "before")
 
 def faults_of(choice: Choice) -> list[str]:
     """The hooks and kernels that a server meets."""
+    if choice.family == "short-conv":
+        return [OF_LFM2]
     hybrid, linear = ("around_mamba2", "mamba2") if choice.family == "gdn" else ("around_hybrid", "gated_delta_rule")
     met = [*SCHEDULING, *FORWARD, "short_conv.checkpoint", "state_copy.copy"]
     met += ["gated_delta_rule.checkpoint" if choice.family == "gdn" else "mamba2.checkpoint"]
@@ -91,6 +94,14 @@ SERVERS = (
         name="mamba2-faulty",
         entry_point=SERVER,
         choice=Choice("mamba2", NO_BUFFER, NONE, IN_TURN, TWO_POOLS, "1", "1", WHOLE),
+    ),
+    Launch(
+        "short-conv-faulty",
+        "short-conv",
+        server_args(NO_BUFFER),
+        NO_BUFFER,
+        entry_point=SERVER,
+        choice=Choice("short-conv", NO_BUFFER, NONE, IN_TURN, TWO_POOLS, "1", "1", WHOLE),
     ),
 )
 """In one pool those of the matrix have room for all that is asked, and of Mamba2 all draft or have larger pages."""
@@ -264,7 +275,8 @@ def test_every_hook_that_fails_open_raises_on_a_server_of_some_kind() -> None:
     """But those around CUDA kernels, and what raises before anything is served (`test_faults.py`)."""
     open_ones = {each.hook for group in upstream.GROUPS for each in group.hooks if group.passes_over(each)}
     met = {fault for faults in PLANTED.values() for fault, _ in faults}
-    assert open_ones - set(named(upstream.KERNELS)) - AT_THE_START == (met | set(CALLS)) & open_ones
+    elsewhere = {*named(upstream.KERNELS), *OF_OTHER_CONVOLUTIONS}
+    assert open_ones - elsewhere - AT_THE_START == (met | set(CALLS)) & open_ones
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_a_converted_log_replays_as_the_log(
 def test_a_plan_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, log_lines(40))))
-    out = ["--json", str(tmp_path / "plan.json")]
+    out = ["--table", "--json", str(tmp_path / "plan.json")]
     assert main(["plan", str(path), "--model", "nemotron-h-8b", "--memory", "1GB", "--jobs", "1", *out]) == 0
     said = capsys.readouterr()
     assert "log.jsonl" in said.out

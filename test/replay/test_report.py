@@ -100,7 +100,7 @@ def test_every_name_and_number_is_whole_at_every_width(width: int) -> None:
 def test_a_plan_is_whole_at_every_width(width: int) -> None:
     advice = replace(ADVICE, alone=RUNS[0], best=RUNS[1], ours=RUNS[1])
     plan = Plan(REPORT, (advice,), RUNS[:2], ())
-    text = printed(render(plan), width)
+    text = printed(render(plan, has_table=True), width)
     assert max(map(len, text.splitlines())) <= width
     assert all_whole(text, [word for word in (*NUMBERS, *LABELS) if word != "12,346"])
     unwrapped = " ".join(text.split())

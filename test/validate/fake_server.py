@@ -121,7 +121,7 @@ class Fake:
         self._now_s += 1.0
         number, self.num_served = self.num_served, self.num_served + 1
         self.prompts.append(prompt)
-        self.latest.append((body["rid"], 0.0))
+        self.latest.append((body.get("rid", ""), 0.0))
         told = self.lie(number, run.num_hit_tokens)
         explained = {"line": f"hit {told:,} of {len(prompt):,}", "steps": steps.as_dict()}
         meta = {"cached_tokens": told, "prompt_tokens": len(prompt), EXPLAIN: explained}
