@@ -37,6 +37,7 @@ _BACKENDS: Final = (
     f"{_LINEAR}.gdn_backend.GDNAttnBackend",
     f"{_LINEAR}.kda_backend.KDAAttnBackend",
     f"{_LINEAR}.lightning_backend.LightningAttentionBackend",
+    f"{_LINEAR}.short_conv_backend.ShortConvAttnBackend",
 )
 
 
