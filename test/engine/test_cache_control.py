@@ -14,7 +14,7 @@ from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from starlette.requests import Request
 from transformers import AutoTokenizer
 
-from marconi.engine.http.cache_control import SYSTEM, Mark, marks_of
+from marconi.engine.http.cache_control import SYSTEM, Mark, marks_of, read_marks
 from marconi.engine.http.chat_template import around_convert
 from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN, SYSTEM_END
 from marconi.engine.launch.flags import BACKEND
@@ -244,6 +244,14 @@ def test_a_ttl_of_another_length_is_named_in_one_line(ttl: object) -> None:
 def test_a_mark_may_say_how_long_and_more(ttl: str | None, retains: bool) -> None:
     body = {"messages": [{"content": "x", "cache_control": {**EPHEMERAL, "ttl": ttl, "scope": "any"}}]}
     assert list(marks_of(body, is_anthropic=False)) == [Mark(0, None, retains)]
+
+
+def test_two_marks_of_one_place_are_one_and_the_longer_counts() -> None:
+    content = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]
+    body = {"messages": [{"role": "user", "content": content}], "prompt_cache_retention": "24h"}
+    marked = read_marks(received(body, "/v1/chat/completions"))
+    assert marked is not None
+    assert marked.marks == [Mark(0, None, retains=True)]
 
 
 def test_the_places_of_marks_are_named_and_read_in_the_order_of_the_prompt() -> None:

@@ -88,8 +88,11 @@ def read_marks(raw_request: Any) -> Marked | None:
     if FIELD.encode() not in text and RETENTION.encode() not in text:
         return None
     body, is_anthropic = json.loads(text), raw_request.url.path.endswith(_ANTHROPIC)
-    marks = list(dict.fromkeys(marks_of(body, is_anthropic=is_anthropic)))
-    return Marked(body, is_anthropic, marks) if marks else None
+    marks: dict[tuple[int, int | None], Mark] = {}
+    for mark in marks_of(body, is_anthropic=is_anthropic):
+        place = mark.message, mark.num_parts
+        marks[place] = mark._replace(retains=mark.retains or (place in marks and marks[place].retains))
+    return Marked(body, is_anthropic, [*marks.values()]) if marks else None
 
 
 def marks_of(body: Mapping[str, Any], *, is_anthropic: bool) -> Iterator[Mark]:

@@ -316,6 +316,7 @@ def _listed(
     states = linear.req_to_token_pool.mamba_pool.mamba_cache
     # Where they go is known on the device alone.
     where = Checkpoints([each.row for each in checkpoints], positions, range(len(checkpoints)))
+    windows = spans_from_start(where, lengths, "cpu")
     chunk_ends = snapshots = None
     if family is Family.MAMBA2:
         spans = spans_over_batch(where, lengths, linear.forward_metadata.mixed_metadata.chunk_size, "cpu")
@@ -329,13 +330,13 @@ def _listed(
         spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, "cpu", chunks)
         snapshots = torch.tensor(chunks, dtype=torch.int64)
     elif family is Family.SHORT_CONVOLUTION:
-        spans = spans_from_start(where, lengths, "cpu")
+        spans = windows
     else:
         spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, "cpu")
     return Inside(
         family,
         checkpoints,
-        spans_from_start(where, lengths, "cpu"),
+        windows,
         # KDA keeps the window before the channels, of which there are more.
         min(positions) < min(states.conv[0].shape[2:]),
         spans,
