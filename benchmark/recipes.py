@@ -29,7 +29,7 @@ warnings.filterwarnings("ignore", module="sglang")
 
 from marconi.check.answer import answer  # noqa: E402 - SGLang takes its platform as it is imported
 from marconi.check.line import CommandLine  # noqa: E402
-from marconi.check.machine import Machine  # noqa: E402
+from marconi.check.machine import Generation, Machine  # noqa: E402
 from marconi.engine.launch import support  # noqa: E402
 from marconi.engine.launch.model import Model  # noqa: E402
 from marconi.engine.launch.policies import CHUNK_END  # noqa: E402
@@ -38,6 +38,8 @@ from marconi.model import catalog  # noqa: E402
 
 _FIELDS: Final = ("model", "hardware", "name", "args")
 _PARALLEL: Final = {"--tp-size": "tp", "--dp-size": "dp", "--attn-dp-size": "attention dp", "--ep-size": "ep"}
+_CARDS: Final = {"A": Generation.AMPERE, "H": Generation.HOPPER, "B": Generation.BLACKWELL, "GB": Generation.BLACKWELL}
+"""By what stands before the number in the name of NVIDIA's data centre cards; all others are checked as Hopper."""
 _MODEL: Final = "model"
 _UNDATED: Final = "May 2026"
 """The date of the list whose file has none."""
@@ -111,12 +113,18 @@ def check(recipe: Mapping[str, str]) -> Checked:
         given = line.given
         # A recipe's machine has the client of its store, whether this one does or not.
         with patch.object(support, "find_spec"):
-            found = answer(line, Model.find(line.model_path, None), Machine())
+            found = answer(line, Model.find(line.model_path, None), Machine(card=card_of(recipe["hardware"])))
         reasons, admission, split = found.reasons, found.admission, found.split
     except ValueError as error:
         reasons = (str(error),)
     parallel = ", ".join(f"{short} {given[option]}" for option, short in _PARALLEL.items() if option in given)
     return Checked(recipe["model"], recipe["hardware"], recipe["name"], parallel, reasons, admission, split)
+
+
+def card_of(hardware: str) -> Generation:
+    """The generation of a recipe's card: B200, B300, GB200 and GB300 are Blackwell."""
+    named = re.fullmatch(r"([A-Z]+)\d+", hardware)
+    return Generation.HOPPER if named is None else _CARDS.get(named[1], Generation.HOPPER)
 
 
 def page(parts: Mapping[str, str]) -> str:
@@ -125,9 +133,9 @@ def page(parts: Mapping[str, str]) -> str:
         "# Recipes",
         "",
         "*Served* means that a server on CUDA would use this cache: neither this project nor SGLang refuses the",
-        "flags, as far as can be checked without a device and weights, for a card of the Hopper generation: SGLang",
-        "refuses a few launches for Blackwell on it. No server was started, and the page does not say whether a model",
-        "fits. No GPU has run any of them: one has run [small models](status.md#on-a-gpu).",
+        "flags, as far as can be checked without a device and weights, for a card of the generation that the recipe",
+        "names, or of Hopper where that is not one of NVIDIA's data centre. No server was started, and the page does",
+        "not say whether a model fits. No GPU has run any of them: one has run [small models](status.md#on-a-gpu).",
         "",
         "The page checks published launch configurations of hybrid models with [`marconi",
         "check`](check.md), each with `--radix-cache-backend marconi` added: a part for each list of",
@@ -144,10 +152,11 @@ def parts_of(text: str) -> dict[str, str]:
 def part_of(every: Sequence[Checked]) -> str:
     """What the page has of a list."""
     served = [each for each in every if not each.reasons]
+    num_exact, num_without = sum(each.is_exact for each in every), sum(each.admission is None for each in served)
     lines = [
         "",
-        f"**{len(served)} of {len(every)} are served**, {sum(each.is_exact for each in every)} with states at exact "
-        "tokens. Reasons against the others, counting a recipe once for each of its reasons:",
+        f"**{len(served)} of {len(every)} are served**, {num_exact} with states at exact tokens; {num_without} have no "
+        "prefix cache. Reasons against the others, counting a recipe once for each of its reasons:",
         "",
         "| number | what | reason |",
         "|---:|---|---|",

@@ -261,6 +261,12 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="the model's config.json, or its folder (default: --model-path, if that is a folder, else known models)",
     )
     check.add_argument(
+        "--gpu",
+        choices=("ampere", "hopper", "blackwell"),
+        default="hopper",
+        help="generation of its cards, by which SGLang refuses some launches (default: hopper)",
+    )
+    check.add_argument(
         "--gpu-memory",
         metavar="SIZE",
         help="memory of one card, such as 80GB: check whether the model fits, and compute its pools",

@@ -25,6 +25,14 @@ def recipes() -> ModuleType:
     return load("recipes")
 
 
+@pytest.mark.parametrize(
+    ("hardware", "card"),
+    [("B200", "blackwell"), ("GB300", "blackwell"), ("H20", "hopper"), ("A100", "ampere"), ("MI355X", "hopper")],
+)
+def test_a_recipe_is_checked_on_the_card_that_it_names(hardware: str, card: str, recipes: ModuleType) -> None:
+    assert recipes.card_of(hardware) == card
+
+
 def recipe(args: str, *, model: str = NEXT, hardware: str = "H100", name: str = "default") -> dict[str, str]:
     return {"model": model, "hardware": hardware, "name": name, "args": args, "source": "a page"}
 
@@ -64,7 +72,8 @@ def test_the_page_has_a_row_for_all_that_differ_in_their_card_or_their_weights_a
     parts = recipes.parts_of(page.read_text())
     assert list(parts) == ["June 2026", "May 2026"], "the page keeps a list that is not given"
     assert parts["May 2026"] == recipes.parts_of(text)["May 2026"]
-    assert "**1 of 1 are served**, 1 with states at exact tokens." in parts["June 2026"], "its client is not asked for"
+    served = "**1 of 1 are served**, 1 with states at exact tokens; 0 have no prefix cache."
+    assert served in parts["June 2026"], "its client is not asked for"
 
 
 @pytest.mark.parametrize("content", ["{}", '[{"model": "x"}]', '{"date": "x", "recipes": 1}', "no JSON"])

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 from sglang.srt.arg_groups import memory_hook
+from sglang.srt.runtime_context import get_platform
 
 from marconi import cli
 from marconi.check.answer import CheckResult, answer
 from marconi.check.line import CommandLine
-from marconi.check.machine import Machine, Platform
+from marconi.check.machine import Generation, Machine, Platform
 from marconi.engine.cpu_platform import PLATFORM
 from marconi.engine.launch.model import Model
 from marconi.engine.launch.weights import bits_of, weight_bytes
@@ -60,6 +62,22 @@ def test_the_pools_of_the_cpu_platform_are_its_own() -> None:
     pools = checked().pools
     assert pools is not None
     assert (pools.num_slots, pools.num_tokens) == (None, None)
+
+
+def test_a_launch_for_blackwell_is_refused_by_sglang_on_hopper_alone() -> None:
+    """SGLang's kernels of latent attention in CuTe DSL exist for Blackwell."""
+    argv = ("--decode-attention-backend", "cutedsl_mla", "--page-size", "64")
+    (reason,) = checked(*argv, model=KDA, machine=Machine(card=Generation.HOPPER)).reasons
+    assert "only supported on Blackwell" in reason
+    assert checked(*argv, model=KDA, machine=Machine(card=Generation.BLACKWELL)).reasons == ()
+
+
+def test_the_card_is_what_sglang_finds() -> None:
+    for card_, major in ((Generation.AMPERE, 8), (Generation.HOPPER, 9), (Generation.BLACKWELL, 10)):
+        with Machine(card=card_).as_sglang_finds_it():
+            found = get_platform()
+            assert torch.cuda.get_device_capability() == found.device_capability == (major, 0)
+            assert (found.is_sm90, found.is_sm100, found.is_blackwell) == (major == 9, major == 10, major == 10)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from functools import partial
 
 from marconi.check.answer import answer
 from marconi.check.line import CommandLine
-from marconi.check.machine import Machine, Platform
+from marconi.check.machine import Generation, Machine, Platform
 from marconi.check.report import render, to_json
 from marconi.engine.launch.model import Model
 from marconi.replay.memory import MemorySize
@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the answer; returns 0 if the command line would be served and 1 if not. `ValueError` for bad usage."""
     require_writable(args.json)
     memory, weights = (None if text is None else MemorySize.parse(text) for text in (args.gpu_memory, args.weights))
-    machine = Machine(Platform(args.platform), memory, weights)
+    machine = Machine(Platform(args.platform), memory, weights, Generation(args.gpu))
     launch_args = list(args.launch_args)
     if "--" in launch_args:
         launch_args.remove("--")

@@ -1,14 +1,14 @@
 """The machine that would serve, which need not be the one that is asked on.
 
 SGLang resolves its arguments by the platform that it finds. What it would find on this machine is put in its place for
-as long as that takes: on CUDA a card of the Hopper generation, as nothing in a command line names one.
+as long as that takes: on CUDA a card of the generation that is asked about, as nothing in a command line names one.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import torch
@@ -25,16 +25,6 @@ from marconi.engine.launch.split import unnoticed
 from marconi.engine.plugin.touch import resolve
 from marconi.replay.memory import MemorySize, MemoryUnit
 
-_CAPABILITY: Final = (9, 0)
-"""The compute capability of the card that stands in for one."""
-_FACTS: Final = {
-    **dict.fromkeys(("is_hip", "is_npu", "is_xpu", "is_musa", "is_mps", "has_amx"), False),
-    **dict.fromkeys(("is_sm100", "is_sm100_or_sm110", "is_sm110", "is_sm120", "is_blackwell"), False),
-    **dict.fromkeys(("is_cuda", "is_sm90", "is_hopper_with_cuda_12_3", "has_flashinfer"), True),
-    "device_capability": _CAPABILITY,
-    "device_sm": 90,
-}
-"""The same card in the terms of SGLang's `PlatformContext`."""
 _KNOW_THE_PLATFORM: Final = (platforms, mamba_hook, model_override_base, speculative_hook)
 """Modules that have imported it by name."""
 
@@ -47,6 +37,35 @@ class Platform(StrEnum):
     """`marconi_cpu`."""
 
 
+class Generation(StrEnum):
+    """The generation of a card, by which SGLang and its kernels choose and refuse."""
+
+    AMPERE = "ampere"
+    HOPPER = "hopper"
+    BLACKWELL = "blackwell"
+    """The data centre's: B200, B300 and those in GB200 and GB300."""
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability."""
+        return {Generation.AMPERE: (8, 0), Generation.HOPPER: (9, 0), Generation.BLACKWELL: (10, 0)}[self]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The card in the terms of SGLang's `PlatformContext`."""
+        major, minor = self.capability
+        is_hopper, is_blackwell = self is Generation.HOPPER, self is Generation.BLACKWELL
+        return {
+            **dict.fromkeys(("is_hip", "is_npu", "is_xpu", "is_musa", "is_mps", "has_amx"), False),
+            **dict.fromkeys(("is_sm110", "is_sm120"), False),
+            **dict.fromkeys(("is_cuda", "has_flashinfer"), True),
+            **dict.fromkeys(("is_sm90", "is_hopper_with_cuda_12_3"), is_hopper),
+            **dict.fromkeys(("is_sm100", "is_sm100_or_sm110", "is_blackwell"), is_blackwell),
+            "device_capability": (major, minor),
+            "device_sm": 10 * major + minor,
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A platform and its cards; unknown fields are None."""
@@ -56,6 +75,8 @@ class Machine:
     """Bytes on one card."""
     weights: MemorySize | None = None
     """On one card; None for what the configuration says, shared by the ranks."""
+    card: Generation = Generation.HOPPER
+    """Its generation."""
 
     def __post_init__(self) -> None:
         """`ValueError` for an amount that is none of bytes."""
@@ -91,8 +112,8 @@ class Machine:
 
     def _put_card(self, stack: ExitStack) -> None:
         mebibytes = None if self.memory is None else self.memory.amount / 2**20
-        stack.enter_context(override_platform(**_FACTS))
-        stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *_: _CAPABILITY))
+        stack.enter_context(override_platform(**self.card.facts))
+        stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *_: self.card.capability))
         stack.enter_context(patch.object(cuda_graph_config, "default_prefill_backend", lambda: Backend.BREAKABLE))
         platform = CudaSRTPlatform()
         for module in _KNOW_THE_PLATFORM:
