@@ -14,21 +14,30 @@ from typing import Any
 import breaking
 import torch
 
-from marconi.engine.cache import speculation
+from marconi.engine.cache import scheduler, speculation
 
-SCATTER, SOURCE_OF = speculation._scatter, speculation.EndStateSource.of
+LEAVE, COPY, SOURCE_OF = speculation._leave, scheduler.copy_state, speculation.EndStateSource.of
 
 
 def fault() -> str:
     return Path(os.environ["MARCONI_TEST_FAULT_FILE"]).read_text(encoding="utf-8")
 
 
-def scatter(pool: Any, slots: torch.Tensor, nodes: torch.Tensor, rows: torch.Tensor) -> None:
-    last = pool.get_speculative_mamba2_params_all_layers().intermediate_ssm.shape[2] - 1
-    wrong = (nodes + 1).clamp(max=last) if fault() == "too-far" else torch.full_like(nodes, last)
-    wrong = torch.where(nodes >= 0, wrong, nodes)
-    breaking.tell(int((wrong != nodes).sum()))
-    SCATTER(pool, slots, wrong, rows)
+def wrong(nodes: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    last = num_nodes - 1
+    found = (nodes + 1).clamp(max=last) if fault() == "too-far" else torch.full_like(nodes, last)
+    found = torch.where(nodes >= 0, found, nodes)
+    breaking.tell(int((found != nodes).sum()))
+    return found
+
+
+def leave(step: speculation.VerifyStep, *given: Any) -> torch.Tensor:
+    return wrong(LEAVE(step, *given), step.num_nodes)
+
+
+def copy(pool: Any, row: int, node: int, slot: torch.Tensor) -> None:
+    num_nodes = pool.get_speculative_mamba2_params_all_layers().intermediate_ssm.shape[2]
+    COPY(pool, row, int(wrong(torch.tensor(node), num_nodes)), slot)
 
 
 def working(cls: Any, *given: Any) -> Any:
@@ -39,7 +48,7 @@ def working(cls: Any, *given: Any) -> Any:
 if fault() == "late":
     speculation.EndStateSource.of = classmethod(working)  # type: ignore[method-assign, assignment]
 else:
-    speculation._scatter = scatter
+    speculation._leave, scheduler.copy_state = leave, copy
 if os.environ.get("OVERLAP"):
     runpy.run_path(str(Path(__file__).with_name("overlapping_server.py")))
 

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ from .fake_cuda_models import (
     mamba2,
     stand_in,
 )
-from .fake_cuda_verify import commit, run_verify_steps, speculating_pool, verified, verifying_batch
+from .fake_cuda_verify import commit, run_chain_steps, run_verify_steps, speculating_pool, verified, verifying_batch
 
 
 @dataclass(slots=True)
@@ -141,6 +142,8 @@ def cases() -> dict[str, Callable[[Card, Finding], None]]:
         "a ragged batch": prefill(gdn, Prefill((4000, *[8] * 12), (0,) * 13, ((0, 1000), (0, 4000), (3, 4)))),
         "a padded replay": padded_replay(gdn),
         "verify steps": verify_steps,
+        "a chain's step": partial(chain_step, keeps_states=True),
+        "a chain's step from inputs": partial(chain_step, keeps_states=False),
         "a state of a verify step": state_of_a_step,
         "layers of Mamba": layers_of_mamba,
         "what waits": watched,
@@ -229,6 +232,11 @@ def padded_replay(model: Model) -> Callable[[Card, Finding], None]:
 
     batch = Prefill(num_padding=122)
     return prefill(Model(model.linear, layer), batch)
+
+
+def chain_step(card: Card, finding: Finding, *, keeps_states: bool) -> None:
+    """A step of drafts that DSPARK's own code commits."""
+    run_chain_steps(card, num_requests=4, num_nodes=4, keeps_states=keeps_states)
 
 
 def verify_steps(card: Card, finding: Finding) -> None:

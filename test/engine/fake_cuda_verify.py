@@ -2,8 +2,8 @@
 
 verified    a step has found which nodes it accepts; SGLang has prepared, on the card, after which of them the working
 states and the tracked ones stand
-hook        the states at ends are copied to tracking slots
-commit      SGLang's own: it moves working states, and what it tracks unless its slots were taken
+hook        the states at ends are found, and their tracking slots
+commit      SGLang's own: it copies the working states, and those at ends in place of those that it would track
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from .fake_cuda_models import HEAD_DIM, NUM_SLOTS, DeltaHeads, empty, instead
 def run_verify_steps(card: Card, num_requests: int, num_nodes: int, heads: DeltaHeads | None = None) -> list[int]:
     """Two steps without SGLang's own commit, which is not ours to count, and one with it: operations of the first two.
 
-    They are those on the card, and launches, that are ours.
+    Returned are those on the card, and launches, that are ours.
     """
     from marconi.engine.cache import speculation
 
@@ -94,6 +94,48 @@ def committing_runner(pool: Any, num_requests: int) -> Any:
         HybridLinearAttnBackend.update_mamba_state_after_mtp_verify, backend
     )
     return SimpleNamespace(model_config=None, model=None, req_to_token_pool=pool, attn_backend=backend)
+
+
+def run_chain_steps(card: Card, num_requests: int, num_nodes: int, *, keeps_states: bool) -> None:
+    """A step of DSPARK's, committed by its own code; without states that are kept, KDA's inputs are replayed."""
+    from sglang.kernels.ops.mamba import mamba_state_scatter_triton
+    from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
+
+    from marconi.engine.cache import speculation
+
+    heads = DeltaHeads()
+    batch = verifying_batch(num_requests, num_nodes, heads)
+    if not keeps_states:
+        replay_inputs(batch.req_to_token_pool, heads, num_nodes)
+    batch.mamba_track_indices = empty(num_requests, dtype="int64")
+    runner = committing_runner(batch.req_to_token_pool, num_requests)
+    worker = SimpleNamespace(_need_mamba_verify_commit=True, target_worker=SimpleNamespace(model_runner=runner))
+    accepted = SimpleNamespace(
+        commit_lens=empty(num_requests, dtype="int32"), out_tokens=empty(num_requests, num_nodes, dtype="int64")
+    )
+    lengths = {name: empty(num_requests, dtype="int64") for name in ("seq_lens_pre_verify", "seq_lens_post_verify")}
+    addresses = (empty(1, 12, dtype="int64"), 1)
+    with HostWaits(card), instead(mamba_state_scatter_triton, "_conv_multi_build_meta", lambda *_: addresses):
+        speculation.after_accept(accepted)
+        speculation.around_chain_commit(
+            DSparkWorkerV2._commit_target_mamba_states_after_verify,
+            worker,
+            batch=batch,
+            commit_lens=accepted.commit_lens,
+            **lengths,
+        )
+
+
+def replay_inputs(pool: Any, heads: DeltaHeads, num_nodes: int) -> None:
+    """`--enable-linear-replayssm-spec` on KDA: a step keeps the inputs of its nodes."""
+    every_layer = pool.get_speculative_mamba2_params_all_layers()
+    num_layers, num_slots = every_layer.temporal.shape[:2]
+    shape = (num_layers, num_slots, heads.num_heads, num_nodes, HEAD_DIM)
+    every_layer.intermediate_ssm = None
+    every_layer.replayssm_rawv, every_layer.replayssm_rawk = empty(*shape), empty(*shape)
+    every_layer.replayssm_g = empty(*shape, dtype="float32")
+    every_layer.replayssm_beta = empty(*shape[:4], dtype="float32")
+    pool.mamba_pool.replayssm_is_kda = True
 
 
 def speculating_pool(heads: DeltaHeads, num_nodes: int) -> Any:

@@ -32,6 +32,16 @@ IN_ONE_PIECE = (
 CUT = ("GDN that is cut",)
 PREFILLS = (*IN_ONE_PIECE, *CUT)
 MAX_OPERATIONS_A_VERIFY_STEP = 2
+COMMITTED = [*["_fused_mamba_state_scatter_with_mask_kernel"] * 2, "_fused_conv_window_scatter_multi_kernel"]
+"""SGLang's launches that commit a step: working states, those at ends, and the windows of both."""
+CHAIN_STEPS = {
+    "a chain's step": COMMITTED,
+    "a chain's step from inputs": [
+        "kda_replayssm_exact_fold_kernel",
+        *["_fused_conv_window_scatter_with_mask_kernel"] * 2,
+    ],
+}
+"""And those of DSPARK's, from states that are kept or from inputs."""
 """Small kernels and copies of ours, beside the two launches that move states: whose turn it is, and who ends."""
 
 NUM_LAYERS = 2
@@ -66,7 +76,7 @@ def test_every_layer_writes_every_planned_state(findings: Findings, case: str) -
     assert set(findings[case]["num_written"]) == {findings[case]["num_layers"]}
 
 
-@pytest.mark.parametrize("case", [*PREFILLS, "verify steps", "a state of a verify step"])
+@pytest.mark.parametrize("case", [*PREFILLS, "verify steps", *CHAIN_STEPS, "a state of a verify step"])
 def test_our_part_of_a_step_waits_for_no_card(findings: Findings, case: str) -> None:
     assert not findings[case]["error"]
     assert waits_of(findings[case], "ours") == []
@@ -113,12 +123,16 @@ def test_a_verify_step_runs_no_more_operations_than_it_did(findings: Findings) -
     assert first <= later + 2
     assert not finding["error"]
     kernels = [kernel for _, kernel, _ in finding["launches"]]
-    ours, committed = kernels[:6], kernels[6:]
-    assert ours == 2 * committed[:3]
-    assert committed[0] == "_find_kernel"
-    assert len({*ours}) == 3
-    # SGLang's own, after ours: states, and windows of all layers, of the working slots alone.
-    assert committed[3:] == ["_fused_mamba_state_scatter_with_mask_kernel", "_fused_conv_window_scatter_multi_kernel"]
+    assert kernels[:2] == ["_find_kernel"] * 2
+    assert kernels[2:] == ["_find_kernel", *COMMITTED]
+
+
+@pytest.mark.parametrize("case", CHAIN_STEPS)
+def test_a_chains_step_is_committed_by_sglangs_own_launches_alone(findings: Findings, case: str) -> None:
+    assert not findings[case]["error"]
+    found, *committed = [kernel for _, kernel, _ in findings[case]["launches"]]
+    assert found == "_find_kernel"
+    assert committed == CHAIN_STEPS[case]
 
 
 def test_a_commit_that_tracks_nodes_without_slots_is_seen(findings: Findings) -> None:

@@ -1,6 +1,7 @@
 """Requests in flight together, under pressure, lose nothing; and what is lost, lent twice or misread is seen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partialmethod
 from typing import Any
 
@@ -73,6 +74,29 @@ def test_the_same_requests_lose_nothing_on_stock_either(strategy: Strategy, page
     soak = soak_on_stock(soak_pools(strategy, page_tokens), SoakPlan(NUM_REQUESTS, seed=1))
     soak.run()
     assert soak.scheduler.outcomes[Outcome.FINISHED] > NUM_REQUESTS // 2
+
+
+@pytest.mark.parametrize(("dcp_size", "page_tokens"), [(2, 2), (4, 16), (8, 64)])
+@pytest.mark.parametrize("admission", [JUDICIOUS, CHUNK_END])
+def test_nothing_is_lost_where_the_kv_of_a_page_is_dealt_out_among_ranks(
+    dcp_size: int, page_tokens: int, admission: str
+) -> None:
+    """`--dcp-size`: SGLang widens pages and pools by as much, and cuts prefills on a grid of its own."""
+    host = replace(soak_pools(EXTRA, page_tokens, num_kv_tokens=960), dcp_size=dcp_size)
+    soak = soak_on_marconi(host, SoakPlan(NUM_REQUESTS, seed=1), PolicyChoice("best", admission=admission))
+    cache = soak.scheduler.cache
+    assert cache.page_size == page_tokens == cache.token_to_kv_pool_allocator.page_size
+    assert cache.token_to_kv_pool_allocator.get_kvcache().size == host.num_kv_tokens // dcp_size
+    soak.run()
+    assert soak.scheduler.num_hit_tokens > 300
+
+
+def test_a_tree_whose_pages_are_one_ranks_part_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: it gives KV back by less than the allocator lends."""
+    monkeypatch.setattr("rig.pools._tree_page", lambda host: host.page_tokens // host.dcp_size)
+    host = replace(soak_pools(EXTRA, 16), dcp_size=4)
+    with pytest.raises((SoakFailure, AssertionError)):
+        soak_on_marconi(host, SoakPlan(NUM_REQUESTS, seed=1)).run()
 
 
 def test_one_change_that_is_not_noted_is_seen() -> None:

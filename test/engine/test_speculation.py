@@ -272,15 +272,19 @@ def test_negative_control_a_state_of_another_draft_is_seen(
         ("EAGLE3", True, 1, 2, EndStateSource.LEFT),
         ("EAGLE", True, 1, 1, EndStateSource.TRACKED),
         ("EAGLE", False, 64, 2, EndStateSource.TRACKED),
-        ("DSPARK", True, 1, 2, EndStateSource.TRACKED),
-        ("DFLASH", False, 1, 0, EndStateSource.WORKING),
+        ("DSPARK", True, 1, 2, EndStateSource.LEFT),
+        ("DSPARK", True, 64, 2, EndStateSource.TRACKED),
+        ("DFLASH", False, 1, 0, EndStateSource.STEP),
     ],
 )
 def test_the_state_at_an_end_is_taken_from_where_nothing_has_written_over_it(
     algorithm: str | None, is_overlapped: bool, page_tokens: int, num_tracking_slots: int, expected: EndStateSource
 ) -> None:
     arguments = SimpleNamespace(
-        speculative_algorithm=algorithm, disable_overlap_schedule=not is_overlapped, disaggregation_mode="null"
+        speculative_algorithm=algorithm,
+        disable_overlap_schedule=not is_overlapped,
+        disaggregation_mode="null",
+        enable_linear_replayssm_spec=False,
     )
     assert EndStateSource.of(arguments, page_tokens, num_tracking_slots) is expected
     arguments.disaggregation_mode = "prefill"
@@ -314,7 +318,6 @@ class Steps:
     """Verify steps of a batch whose requests have slots 10 and 11, 20 and 21 and so on."""
 
     reqs: list[SimpleNamespace]
-    monkeypatch: pytest.MonkeyPatch
     waits_for_grammars: bool = False
     copies: list[tuple[int, int, int]] = field(default_factory=list)
     """Row, node and slot of each state that was copied."""
@@ -322,8 +325,9 @@ class Steps:
     def run(self, said: list[list[int]]) -> VerifyStep:
         """One in which every request of six tokens accepts what it says, after nodes 0, 2 and 3 of its four."""
         scheduled, accept_lens, prepared, committed = self.commit(around_commit, said)
-        assert committed == [prepared if self.waits_for_grammars else (prepared[0], None)]
-        assert (scheduled.mamba_track_indices is None) is not self.waits_for_grammars
+        ((last, nodes),) = committed
+        assert last is prepared[0]
+        assert (nodes is prepared[1]) is (scheduled.mamba_track_indices is not None) is self.waits_for_grammars
         step: VerifyStep = vars(accept_lens)["marconi_verify_step"]
         # SGLang goes on with its own.
         scheduled.seq_lens.zero_()
@@ -345,8 +349,6 @@ class Steps:
             req_to_token_pool=SimpleNamespace(
                 req_index_to_mamba_ping_pong_track_buffer_mapping=10 * torch.arange(batch, 0, -1)[:, None]
                 + torch.arange(2),
-                translate_mamba_indices=lambda slots: slots,
-                get_speculative_mamba2_params_all_layers=lambda: None,
             ),
             forward_mode=SimpleNamespace(is_idle=lambda: False),
             grammar_needs_sync=lambda: self.waits_for_grammars,
@@ -354,12 +356,17 @@ class Steps:
         )
         accept_lens = torch.tensor([len(tokens) for tokens in said], dtype=torch.int32)
         speculation.after_sample((tokens_out.flatten(),), None, scheduled)
-        self.monkeypatch.setattr(
-            "sglang.kernels.ops.mamba.mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify", self._scatter
-        )
-        prepared, committed = (torch.zeros(batch), torch.zeros(batch)), []
+        prepared: tuple[torch.Tensor, torch.Tensor] = (torch.zeros(batch), torch.zeros(batch))
+        committed: list[Any] = []
+
+        def commit(*_: object, prepared_step_indices: Any) -> None:
+            committed.append(prepared_step_indices)
+            slots, nodes = scheduled.mamba_track_indices, prepared_step_indices[1]
+            found = zip(range(batch), nodes.tolist(), slots.tolist(), strict=True)
+            self.copies = [] if nodes is prepared[1] else [each for each in found if each[1] >= 0]
+
         around(
-            lambda *_, prepared_step_indices: committed.append(prepared_step_indices),
+            commit,
             None,
             scheduled,
             accept_lens,
@@ -369,16 +376,10 @@ class Steps:
         )
         return scheduled, accept_lens, prepared, committed
 
-    def _scatter(
-        self, _: object, slots: torch.Tensor, nodes: torch.Tensor, *__: object, src_indices_raw: torch.Tensor
-    ) -> None:
-        found = zip(src_indices_raw.tolist(), nodes.tolist(), slots.tolist(), strict=True)
-        self.copies = [each for each in found if each[1] >= 0]
 
-
-def test_a_step_leaves_states_at_ends_in_tracking_slots_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_leaves_states_at_ends_in_tracking_slots_in_turns() -> None:
     """Of one that stops at its second token, one that goes on, and one that may end by what only the host knows."""
-    steps = Steps([request(), request(), request(stop_strings=("end",))], monkeypatch)
+    steps = Steps([request(), request(), request(stop_strings=("end",))])
     for turn in (0, 1, 0):
         step = steps.run([[8, 9, 8], [8, 8, 8], [8, 8]])
         assert steps.copies == [(0, 3, 10 + turn), (2, 0, 30 + turn)]
@@ -387,17 +388,17 @@ def test_a_step_leaves_states_at_ends_in_tracking_slots_in_turns(monkeypatch: py
         assert step.tracking == [turn] * 3
 
 
-def test_a_request_whose_slots_are_another_s_by_now_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = Steps([request(None), request()], monkeypatch)
+def test_a_request_whose_slots_are_another_s_by_now_leaves_nothing() -> None:
+    steps = Steps([request(None), request()])
     step = steps.run([[9], [9]])
     assert steps.copies == [(1, 0, 20)]
     assert step.left is not None
     assert step.left.tolist() == [-1, 7]
 
 
-def test_a_step_whose_result_is_looked_at_first_copies_what_it_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_whose_result_is_looked_at_first_copies_what_it_accepted() -> None:
     """Grammars: nothing has been left, and SGLang has written to its own meanwhile."""
-    steps = Steps([request(), request()], monkeypatch, waits_for_grammars=True)
+    steps = Steps([request(), request()], waits_for_grammars=True)
     step = steps.run([[9, 8, 8], [8]])
     assert step.left is None
     assert not steps.copies
@@ -405,7 +406,7 @@ def test_a_step_whose_result_is_looked_at_first_copies_what_it_accepted(monkeypa
     assert [step.node_at(1, depth) for depth in (7, 8)] == [0, None]
 
 
-@pytest.mark.parametrize("part", ["_take_turn", "tensor_on", "_scatter"])
+@pytest.mark.parametrize("part", ["_take_turn", "tensor_on"])
 def test_where_leaving_states_raises_sglang_commits_and_tracks_as_it_has_prepared(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,7 +418,7 @@ def test_where_leaving_states_raises_sglang_commits_and_tracks_as_it_has_prepare
     monkeypatch.setattr(speculation, part, fault)
     token = OF_PROCESS.set(Faults())
     try:
-        steps = Steps([request(), request()], monkeypatch)
+        steps = Steps([request(), request()])
         around = failing_open("cache.speculation.around_commit", around_commit)
         scheduled, accept_lens, prepared, committed = steps.commit(around, [[9], [8]])
         assert OF_PROCESS.get().first == "cache.speculation.around_commit raised KeyError"

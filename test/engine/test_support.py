@@ -15,7 +15,7 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
-from marconi.engine.cache.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHMS
+from marconi.engine.cache.speculation import CHAIN_ALGORITHMS, TREE_ALGORITHMS
 from marconi.engine.launch import support
 from marconi.engine.launch.flags import Flags
 from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS
@@ -31,12 +31,10 @@ WANTED: dict[str, Any] = {
     "dllm_algorithm": "LowConfidence",
     "pp_size": 2,
     "attn_cp_size": 2,
-    "dcp_size": 2,
     "hicache_storage_backend": "hf3fs",
     "hicache_host_memory_mode": "buffer_only",
 }
 SERVED: dict[str, Any] = {
-    "speculative_algorithm": "DSPARK",
     "radix_eviction_policy": "priority",
     "mamba_max_states_per_path": 4,
     "kv_events_config": '{"publisher": "zmq"}',
@@ -133,7 +131,7 @@ def test_what_hangs_on_the_model_or_the_ranks_is_refused_there_alone(
     facts: Facts, given: dict[str, str], expected: str | None
 ) -> None:
     defaults = {"mamba_radix_cache_strategy": "auto", "speculative_algorithm": None, "disaggregation_mode": "null"}
-    defaults |= {"disable_overlap_schedule": False}
+    defaults |= {"disable_overlap_schedule": False, "enable_linear_replayssm_spec": False, "dcp_size": 1}
     found = list(support.against_cache(SimpleNamespace(**defaults | given), Flags(), facts))
     assert len(found) == (expected is not None)
     assert all(expected is not None and expected in line for line in found)
@@ -154,6 +152,8 @@ def test_drafts_whose_steps_are_not_followed_are_refused_in_one_pool() -> None:
             speculative_algorithm=algorithm,
             disaggregation_mode="null",
             disable_overlap_schedule=False,
+            enable_linear_replayssm_spec=False,
+            dcp_size=1,
         )
         assert list(support.against_cache(server_args, Flags(), replace(facts, has_one_pool=False))) == []
         lines = list(support.against_cache(server_args, Flags(), facts))
@@ -205,8 +205,9 @@ def test_a_rule_that_ranks_by_requests_is_refused_with_a_host_tier_alone(evictio
         ({"speculative_algorithm": "EAGLE"}, None),
         ({"speculative_algorithm": "EAGLE3"}, None),
         ({"speculative_algorithm": "STANDALONE"}, None),
-        ({"speculative_algorithm": "DSPARK"}, "--speculative-algorithm DSPARK is not supported with"),
-        ({"speculative_algorithm": "DFLASH"}, "--speculative-algorithm DFLASH is not supported with"),
+        ({"speculative_algorithm": "DSPARK"}, None),
+        ({"speculative_algorithm": "DFLASH"}, None),
+        ({"dcp_size": 2}, "--dcp-size 2 is not supported with"),
         ({"disaggregation_mode": "prefill"}, None),
     ],
 )
@@ -221,6 +222,23 @@ def test_drafts_and_roles_are_served_with_a_host_tier_where_loads_are_tested_wit
     assert len(found) == (expected is not None)
     assert all(line.startswith(f"{expected} --enable-hierarchical-cache") for line in found)
     assert list(support.against_cache(server_args, Flags(), replace(with_tier, has_host_tier=False))) == []
+
+
+def test_one_pool_is_refused_where_the_kv_of_a_page_is_dealt_out() -> None:
+    facts = Facts(is_hybrid=True, has_one_pool=True)
+    (line,) = against(facts, dcp_size=2)
+    assert line.startswith("--dcp-size 2 is not supported with --enable-unified-memory and")
+    assert against(replace(facts, has_one_pool=False), dcp_size=2) == []
+
+
+@pytest.mark.parametrize(("algorithm", "is_served"), [("DSPARK", True), ("DFLASH", True), ("EAGLE", False)])
+def test_inputs_in_place_of_states_are_served_where_sglang_folds_them_at_each_step(
+    algorithm: str, is_served: bool
+) -> None:
+    given = {"enable_linear_replayssm_spec": True, "speculative_algorithm": algorithm}
+    lines = against(Facts(is_hybrid=True), **given)
+    wrong = f"--enable-linear-replayssm-spec: --speculative-algorithm must be DFLASH or DSPARK, got {algorithm}: "
+    assert [line.startswith(wrong) for line in lines] == [True] * (not is_served)
 
 
 def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
@@ -276,7 +294,7 @@ def test_troubleshooting_says_what_to_do_about_each_refused_setting() -> None:
     listed = {option for row in rows for option in re.findall(r"`(--[a-z0-9-]+)`", row.split("|")[1])}
     assert listed == {each.option for each in UNSUPPORTED}
     (drafts,) = (row for row in rows if "`--speculative-algorithm`" in row)
-    supported = {*STEP_ALGORITHMS, *TRACKING_ALGORITHMS}
+    supported = {*TREE_ALGORITHMS, *CHAIN_ALGORITHMS}
     assert set(re.findall(r"\b[A-Z][A-Z0-9]+\b", drafts)) == supported
 
 

@@ -20,7 +20,7 @@ LONG = Drafted([*range(40)], [*range(0, 40, 2)], 10, [12, 20], 100, by_host=Fals
 
 def outs(step: list[Drafted], device: torch.device) -> tuple[Tensor, Tensor]:
     """Where the reference and where the kernel writes, with room behind every row."""
-    first, second = (torch.full((4, len(step) + 3), UNTOUCHED, dtype=torch.int32, device=device) for _ in range(2))
+    first, second = (torch.full((3, len(step) + 3), UNTOUCHED, dtype=torch.int32, device=device) for _ in range(2))
     return first, second
 
 

@@ -103,4 +103,4 @@ def arguments(
 def expected(step: list[Drafted]) -> list[list[int]]:
     """The rows of `out`."""
     nodes, slots, depths = zip(*(each.expected() for each in step), strict=True)
-    return [[*nodes], [*range(len(step))], [*slots], [*depths]]
+    return [[*nodes], [*slots], [*depths]]

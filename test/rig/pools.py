@@ -75,6 +75,9 @@ class HostPools:
     max_context_tokens: int
     """The longest sequence, prompt and answer."""
     page_tokens: int = 1
+    """In the tree."""
+    dcp_size: int = 1
+    """`--dcp-size`, over whose ranks the KV of a page is dealt out: one has every such row of it."""
     strategy: Strategy = Strategy.EXTRA_BUFFER
     chunk_tokens: int = 8192
     """`--chunked-prefill-size`."""
@@ -102,6 +105,8 @@ class HostPools:
             raise ValueError(
                 f"num_kv_tokens must be a multiple of the page, {self.page_tokens}, got {self.num_kv_tokens}"
             )
+        if self.page_tokens % self.dcp_size:
+            raise ValueError(f"page_tokens must be a multiple of dcp_size, {self.dcp_size}, got {self.page_tokens}")
         if self.num_rows < 1:
             raise ValueError(f"num_rows must be 1 or more, got {self.num_rows}")
         if self.num_state_slots < self.least_state_slots:
@@ -210,9 +215,11 @@ def _publish(host: HostPools) -> None:
             dtype="float32",
             attention_backend="torch_native",
             disable_cuda_graph=True,
-            page_size=host.page_tokens,
+            page_size=host.page_tokens // host.dcp_size,
+            tp_size=host.dcp_size,
+            dcp_size=host.dcp_size,
             chunked_prefill_size=host.chunk_tokens,
-            max_total_tokens=host.num_kv_tokens,
+            max_total_tokens=host.num_kv_tokens // host.dcp_size,
             max_mamba_cache_size=host.num_state_slots,
             max_running_requests=host.num_rows,
             mamba_radix_cache_strategy=str(host.strategy),
@@ -255,7 +262,7 @@ def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadi
         disable=False,
         req_to_token_pool=pools.requests,
         token_to_kv_pool_allocator=pools.kv,
-        page_size=host.page_tokens,
+        page_size=_tree_page(host),
         enable_mamba_extra_buffer=host.strategy is Strategy.EXTRA_BUFFER,
         chunked_prefill_size=host.chunk_tokens,
         tree_core_backend=str(core),
@@ -280,6 +287,11 @@ def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadi
         pools.kv.set_hicache_transfer_done_event = lambda *_: None
         pools.kv.set_host_transfer_move_gate(lambda: not cache.cache_controller.has_inflight_device_transfers())
     return cache
+
+
+def _tree_page(host: HostPools) -> int:
+    """What SGLang makes the page of its tree, in tokens: that of its allocator."""
+    return host.page_tokens
 
 
 def _pools(host: HostPools) -> Pools:
@@ -317,9 +329,9 @@ def _pools(host: HostPools) -> Pools:
         enable_overlap_schedule=host.strategy is Strategy.EXTRA_BUFFER,
     )
     kv_pool = HybridLinearKVPool(
-        size=host.num_kv_tokens,
+        size=host.num_kv_tokens // host.dcp_size,
         dtype=dtype,
-        page_size=host.page_tokens,
+        page_size=host.page_tokens // host.dcp_size,
         head_num=1,
         head_dim=1,
         full_attention_layer_ids=[1],

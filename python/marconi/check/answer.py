@@ -144,6 +144,10 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
         reasons += [f"--tp-size {view.tp_size}: {each}" for each in model.against_ranks(facts.num_ranks)]
         try:
             profile = model.profile(_precision(view), facts.num_ranks)
+            if view.dcp_size > 1:
+                # Its ranks have the same heads, and deal out the tokens.
+                whole = model.profile(_precision(view), facts.num_ranks // view.dcp_size)
+                profile = replace(profile, kv_bytes_per_token=-(-whole.kv_bytes_per_token // view.dcp_size))
             request = _request(view, facts, given)
             card = _card(machine, view, profile, model)
             bytes_of_each = profile.kv_bytes_per_token, profile.state_bytes
@@ -239,11 +243,11 @@ def _request(view: Any, facts: Facts, given: Flags) -> RequestSlots:
     page_tokens = view.page_size or 1
     tracking = tracking_of(view, page_tokens)
     return RequestSlots(
-        page_tokens=page_tokens,
+        page_tokens=page_tokens * view.dcp_size,
         num_tracking_slots=tracking.num_slots,
         lends_tracking_slots=facts.admission(given) == JUDICIOUS and tracking.are_lent,
         num_slots=None if num_slots is None else num_slots // view.attn_dp_size,
-        max_tokens=max_tokens,
+        max_tokens=None if max_tokens is None else max_tokens * view.dcp_size,
         is_one_pool=facts.has_one_pool,
         has_checkpoints=facts.has_int8_checkpoints,
         num_checkpoints=view.int8_mamba_ckpt_size if facts.has_int8_checkpoints else None,

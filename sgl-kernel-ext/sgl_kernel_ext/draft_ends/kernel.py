@@ -1,7 +1,7 @@
 """The states at the ends of requests in a step over drafts, found in one launch.
 
 A program is a request: it reads its accepted nodes and what the model says after each, holds those against its stop
-tokens one after the other, and writes four numbers. All vectors are short, so it is one warp, and its time is that of
+tokens one after the other, and writes three numbers. All vectors are short, so it is one warp, and its time is that of
 the launch. Of a step's sizes only the block that covers the accepted nodes is compiled, 16 of them at least.
 """
 
@@ -135,6 +135,5 @@ def _find_kernel(
     is_copied = (i_end >= 0) & (node >= 0) & (turn >= 0) & (slot >= 0)
     p_out = out + i_b
     tl.store(p_out, tl.where(is_copied, node, -1))
-    tl.store(p_out + s_out, i_b)
-    tl.store(p_out + 2 * s_out, tl.where(is_copied, slot, 0))
-    tl.store(p_out + 3 * s_out, tl.where(is_copied, (before + 1 + i_end).to(tl.int32), -1))
+    tl.store(p_out + s_out, tl.where(is_copied, slot, 0))
+    tl.store(p_out + 2 * s_out, tl.where(is_copied, (before + 1 + i_end).to(tl.int32), -1))

@@ -22,9 +22,9 @@ _ALIGNMENT = 4
 
 
 def new(num_requests: int, device: torch.device | str) -> Tensor:
-    """Make room for what `find` writes: (4, num_requests) int32, each row aligned."""
+    """Make room for what `find` writes: (3, num_requests) int32, each row aligned."""
     num_padded = -(-num_requests // _ALIGNMENT) * _ALIGNMENT
-    return torch.empty(4, num_padded, dtype=torch.int32, device=device)[:, :num_requests]
+    return torch.empty(3, num_padded, dtype=torch.int32, device=device)[:, :num_requests]
 
 
 def find(
@@ -42,12 +42,11 @@ def find(
     requests: Tensor,
     turns: Tensor,
 ) -> None:
-    """Write what becomes of each request to `out` (4, batch) int32.
+    """Write what becomes of each request to `out` (3, batch) int32.
 
     Its rows are:
 
         nodes    the node of its request whose state is copied, or -1,
-        rows     the number of the request in the batch,
         slots    where it goes, 0 where nothing is copied: what translates slots reads every one,
         depths   after how many tokens that state stands, or -1.
 
@@ -77,9 +76,8 @@ def find(
     slots = torch.where(turns >= 0, tracking_slots[requests.long(), turns.clamp(min=0).long()], _NONE)
     is_copied = (ends >= 0) & (nodes >= 0) & (slots >= 0)
     out[0] = torch.where(is_copied, nodes, _NONE)
-    out[1] = rows
-    out[2] = torch.where(is_copied, slots, 0)
-    out[3] = torch.where(is_copied, num_before + 1 + ends, _NONE)
+    out[1] = torch.where(is_copied, slots, 0)
+    out[2] = torch.where(is_copied, num_before + 1 + ends, _NONE)
 
 
 def require_find(
@@ -98,7 +96,7 @@ def require_find(
 ) -> None:
     """Raise ValueError for arguments that `find` does not take."""
     batch = accepted.shape[0]
-    require("out", out, (4, batch), dtypes=(torch.int32,))
+    require("out", out, (3, batch), dtypes=(torch.int32,))
     require("tokens_out", tokens_out, (batch * num_nodes,), dtypes=INTEGERS)
     require("accepted", accepted, (batch, "max_depth"), dtypes=INTEGERS)
     require("stop_tokens", stop_tokens, (batch, "num_stops"), dtypes=INTEGERS)

@@ -12,11 +12,13 @@ computed. It may be before the working slot, since a run continues past a stop.
 
 Without overlapped scheduling nothing has moved when the result is looked at: the state is copied from what the step
 kept to the working slot, which nobody needs any more. With it the next step has begun, and has overwritten both. So the
-step itself finds out, on the device, who ends in it by a token or by length, and copies that state to one of the
-request's two tracking slots, in turns, since the step after it may do the same. Where only the host can tell (stop
-strings, grammars), it copies that of n_0: a few tokens before the end. (From which state it began is lost by then: on a
-GPU SGLang's convolution has taken all drafts in.) SGLang does not use the tracking slots meanwhile (pages of one token;
-with larger ones, and with a single tracking slot, they are SGLang's).
+step itself finds out, on the device, who ends in it by a token or by length, and SGLang's commit copies that state to
+one of the request's two tracking slots, where it would have copied the state on its grid; in turns, since the step
+after it may do the same. Where only the host can tell (stop strings, grammars), it is that of n_0: a few tokens before
+the end. (From which state it began is lost by then: on a GPU SGLang's convolution has taken all drafts in.) SGLang does
+not use the tracking slots meanwhile (pages of one token; with larger ones, and with a single tracking slot, they are
+SGLang's). With `--enable-linear-replayssm-spec` a step keeps the inputs of its nodes, not their states, and SGLang
+computes both states from them as it commits.
 
 Owner: the scheduler's thread.
 """
@@ -31,15 +33,17 @@ import torch
 from sgl_kernel_ext import draft_ends
 from sgl_kernel_ext.checkpoints import moved, tensor_on
 
-STEP_ALGORITHMS: Final = ("NGRAM", "NEXTN", "EAGLE", "EAGLE3", "STANDALONE")
-"""Algorithms whose verify steps are followed."""
-TRACKING_ALGORITHMS: Final = ("DFLASH", "DSPARK")
-"""Algorithms that commit their steps elsewhere in SGLang: the end is what it tracked last."""
+TREE_ALGORITHMS: Final = ("NGRAM", "NEXTN", "EAGLE", "EAGLE3", "STANDALONE")
+"""Algorithms whose drafts may branch, and whose steps SGLang commits in one place."""
+CHAIN_ALGORITHMS: Final = ("DFLASH", "DSPARK")
+"""Algorithms whose drafts never branch, and which commit their steps themselves; they run on a GPU alone."""
+
 
 _STEP: Final = "marconi_verify_step"
 """On what a step accepted, SGLang's tensor, and then on its result: `VerifyStep`."""
 _TOKENS_OUT: Final = "marconi_tokens_out"
-"""On a `ScheduleBatch`: (batch * num_nodes,) integer, what the model says after each accepted node."""
+"""On a `ScheduleBatch`, or on the numbers of nodes that a chain accepted: (batch * num_nodes,) integer, what the model
+says after each accepted node."""
 _TURN: Final = "marconi_turn"
 """On a request: which of its tracking slots the next verify step may write to."""
 ENDED_IN: Final = "marconi_end"
@@ -66,11 +70,16 @@ class EndStateSource(StrEnum):
             return cls.TRACKED
         if arguments.speculative_algorithm is None:
             return cls.WORKING
-        if arguments.speculative_algorithm.upper() in TRACKING_ALGORITHMS:
-            return cls.TRACKED if num_tracking_slots else cls.WORKING
-        if arguments.disable_overlap_schedule:
+        if arguments.disable_overlap_schedule and not arguments.enable_linear_replayssm_spec:
             return cls.STEP
-        return cls.LEFT if num_tracking_slots == 2 else cls.TRACKED
+        if num_tracking_slots == 2:
+            return cls.LEFT
+        return cls.TRACKED if num_tracking_slots else cls.WORKING
+
+
+def drafts_a_chain(algorithm: str | None) -> bool:
+    """True if drafts by `algorithm`, that of SGLang's arguments, never branch and are committed by its worker."""
+    return algorithm is not None and algorithm.upper() in CHAIN_ALGORITHMS
 
 
 def max_accepted(arguments: Any) -> int:
@@ -164,6 +173,22 @@ def after_sample(result: tuple[torch.Tensor, ...], _verify_input: Any, batch: An
     setattr(batch, _TOKENS_OUT, result[0])
 
 
+def after_accept(result: Any, *_: Any, **__: Any) -> None:
+    """After a chain has been accepted, DSPARK's or DFLASH's: what the model says is kept with how many nodes were."""
+    num_accepted, tokens_out = (
+        (result[1], result[3])
+        if isinstance(result, tuple)
+        else (
+            result.commit_lens,
+            result.out_tokens,
+        )
+    )
+    # SGLang may write every step to the same buffers.
+    if hasattr(num_accepted, _STEP):
+        delattr(num_accepted, _STEP)
+    setattr(num_accepted, _TOKENS_OUT, tokens_out.reshape(-1))
+
+
 def around_commit(
     commit: Callable[..., None],
     target_worker: Any,
@@ -173,19 +198,16 @@ def around_commit(
     draft_token_num: int,
     prepared_step_indices: tuple[torch.Tensor, torch.Tensor | None] | None = None,
 ) -> None:
-    """Around `commit_mamba_states_after_verify`: the step is known, and leaves the states at ends where it must.
-
-    On CUDA SGLang has found by then after which node it tracks each request. Its scatter of windows takes these nodes
-    together with tracking slots or not at all, so both are cleared.
-    """
-    cache = batch.tree_cache
+    """Around `commit_mamba_states_after_verify`: the step is known, and leaves the states at ends where it must."""
+    cache, leaves = batch.tree_cache, False
     if _takes_ends(cache) and not batch.forward_mode.is_idle():
         step = VerifyStep(batch.seq_lens, accept_index, accept_lens, draft_token_num)
         # Grammars may have SGLang look at a result before it continues.
-        if cache.end_source is EndStateSource.LEFT and not batch.grammar_needs_sync():
-            _leave(step, cache, batch)
-            if prepared_step_indices is not None:
-                prepared_step_indices = (prepared_step_indices[0], None)
+        leaves = cache.end_source is EndStateSource.LEFT and not batch.grammar_needs_sync()
+        if leaves:
+            # On CUDA SGLang has found the last nodes by then.
+            last = _last_nodes(step) if prepared_step_indices is None else prepared_step_indices[0]
+            prepared_step_indices = (last, _leave(step, cache, batch, getattr(batch, _TOKENS_OUT)))
         else:
             step.keep()
         setattr(accept_lens, _STEP, step)
@@ -197,6 +219,39 @@ def around_commit(
         draft_token_num,
         prepared_step_indices=prepared_step_indices,
     )
+    if leaves:
+        batch.mamba_track_indices = None
+
+
+def around_chain_commit(
+    commit: Callable[..., None], worker: Any, *, batch: Any, commit_lens: torch.Tensor, **lengths: torch.Tensor
+) -> None:
+    """Around the commits of DSPARK's and DFLASH's workers, as above: the nodes of a chain follow each other.
+
+    They find what to track themselves, from `lengths` before and after the step; where states are left, the attention
+    backend is asked in their place.
+    """
+    cache = batch.tree_cache
+    if not _takes_ends(cache) or batch.forward_mode.is_idle():
+        commit(worker, batch=batch, commit_lens=commit_lens, **lengths)
+        return
+    tokens_out = getattr(commit_lens, _TOKENS_OUT)
+    nodes = torch.arange(len(tokens_out), device=commit_lens.device).view(len(commit_lens), -1)
+    step = VerifyStep(lengths["seq_lens_pre_verify"], nodes, commit_lens, nodes.shape[1])
+    if cache.end_source is EndStateSource.LEFT:
+        runner, ends = worker.target_worker.model_runner, _leave(step, cache, batch, tokens_out)
+        runner.attn_backend.update_mamba_state_after_mtp_verify(
+            last_correct_step_indices=commit_lens.long() - 1,
+            mamba_track_indices=batch.mamba_track_indices,
+            mamba_steps_to_track=ends,
+            model=runner.model,
+            req_pool_indices=batch.req_pool_indices[: len(commit_lens)],
+        )
+        batch.mamba_track_indices = None
+    else:
+        step.keep()
+        commit(worker, batch=batch, commit_lens=commit_lens, **lengths)
+    setattr(commit_lens, _STEP, step)
 
 
 def before_copy_to_cpu(result: Any, *_: Any, **__: Any) -> None:
@@ -226,9 +281,18 @@ def around_can_cache(can_cache: Callable[..., bool], processor: Any, req: Any, r
 
 def copy_state(pool: Any, row: int, node: int, slot: torch.Tensor) -> None:
     """Copy the state that a verify step kept for `node` of `row` to `slot`, one index of SGLang's state allocator."""
+    from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
+
     # One copy to the card; each index is aligned as a tensor of its own is, since Triton compiles for that.
     indices = tensor_on([node, 0, 0, 0, row], slot.device, torch.int32)
-    _scatter(pool, slot, indices[:1], indices[4:])
+    scatter_mamba_states_after_mtp_verify(
+        pool.get_speculative_mamba2_params_all_layers(),
+        pool.translate_mamba_indices(slot),
+        indices[:1],
+        None,
+        None,
+        src_indices_raw=indices[4:],
+    )
 
 
 def _take_turn(req: Any) -> int:
@@ -242,8 +306,17 @@ def _takes_ends(cache: Any) -> bool:
     return getattr(cache, "cuts_prefills", False) and cache.end_source in OF_A_STEP
 
 
-def _leave(step: VerifyStep, cache: Any, batch: Any) -> None:
-    """Copy the states at requests' ends, or of their first nodes, to tracking slots; SGLang tracks nothing."""
+def _last_nodes(step: VerifyStep) -> torch.Tensor:
+    """The last accepted node of each request: (batch,) integer."""
+    last = step.accepted.gather(1, step.num_accepted.long()[:, None] - 1)[:, 0]
+    return last - step.num_nodes * torch.arange(len(last), device=last.device)
+
+
+def _leave(step: VerifyStep, cache: Any, batch: Any, tokens_out: torch.Tensor) -> torch.Tensor:
+    """Have SGLang copy the states at requests' ends, or of their first nodes, to tracking slots, in place of its own.
+
+    Returns their nodes, (batch,) int32, -1 for none; the slots are in the batch.
+    """
     tracking_slots = batch.req_to_token_pool.req_index_to_mamba_ping_pong_track_buffer_mapping
     step.tracking = [_take_turn(req) for req in batch.reqs]
     # A request that has ended meanwhile has given its slots back, and others may have them.
@@ -255,7 +328,7 @@ def _leave(step: VerifyStep, cache: Any, batch: Any) -> None:
     found = draft_ends.new(len(batch.reqs), tracking_slots.device)
     draft_ends.find(
         found,
-        tokens_out=getattr(batch, _TOKENS_OUT),
+        tokens_out=tokens_out,
         accepted=step.accepted,
         num_accepted=step.num_accepted,
         num_before=step.num_before,
@@ -267,24 +340,10 @@ def _leave(step: VerifyStep, cache: Any, batch: Any) -> None:
         requests=batch.req_pool_indices,
         turns=tensor_on(turns, tracking_slots.device),
     )
-    nodes, rows, slots, step.left = found
-    _scatter(batch.req_to_token_pool, slots, nodes, rows)
+    nodes, slots, step.left = found
     # Last: where anything above fails, SGLang tracks as it has prepared.
-    batch.mamba_track_indices, batch.mamba_track_buffer_indices = None, [*step.tracking]
-
-
-def _scatter(pool: Any, slots: torch.Tensor, nodes: torch.Tensor, rows: torch.Tensor) -> None:
-    """Copy states of the batch's `rows` to `slots`, none of them negative; none where the node is."""
-    from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
-
-    scatter_mamba_states_after_mtp_verify(
-        pool.get_speculative_mamba2_params_all_layers(),
-        pool.translate_mamba_indices(slots),
-        nodes,
-        None,
-        None,
-        src_indices_raw=rows,
-    )
+    batch.mamba_track_indices, batch.mamba_track_buffer_indices = slots, [*step.tracking]
+    return nodes
 
 
 def _stop_tokens(req: Any) -> set[int]:

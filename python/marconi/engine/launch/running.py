@@ -26,7 +26,7 @@ class Tracking(NamedTuple):
 
 
 def tracking_of(view: Any, page_tokens: int) -> Tracking:
-    """The tracking slots by SGLang's resolved arguments; its cache plans states."""
+    """The tracking slots by SGLang's resolved arguments, and `--page-size`; its cache plans states."""
     from sglang.srt.arg_groups.overrides import mamba_extra_buffer_lazy_of, mamba_extra_buffer_of
     from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
 
@@ -37,7 +37,7 @@ def tracking_of(view: Any, page_tokens: int) -> Tracking:
     num_slots = get_mamba_tracking_slots(
         extra_buffer=mamba_extra_buffer_of(view), overlap=not view.disable_overlap_schedule, lazy=is_lazy
     )
-    return Tracking(num_slots, lends_slots(EndStateSource.of(view, page_tokens, num_slots), is_lazy))
+    return Tracking(num_slots, lends_slots(EndStateSource.of(view, page_tokens * view.dcp_size, num_slots), is_lazy))
 
 
 def may_track(num_requests: int, num_slots: int, num_tracking: int) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import derive_attn_tp_size, num_dp_ranks_of
 
-from marconi.engine.cache.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHMS
+from marconi.engine.cache.speculation import CHAIN_ALGORITHMS, TREE_ALGORITHMS, drafts_a_chain
 from marconi.engine.events.sockets import require_tellable
 from marconi.engine.launch.flags import BACKEND, Flags
 from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS
@@ -136,11 +136,7 @@ def _more_than_one(value: Any) -> bool:
 
 
 def _other_drafts(algorithm: str | None) -> bool:
-    return algorithm is not None and algorithm.upper() not in (*STEP_ALGORITHMS, *TRACKING_ALGORITHMS)
-
-
-def _tracked_drafts(algorithm: str | None) -> bool:
-    return algorithm is not None and algorithm.upper() in TRACKING_ALGORITHMS
+    return algorithm is not None and algorithm.upper() not in (*TREE_ALGORITHMS, *CHAIN_ALGORITHMS)
 
 
 _STORES: Final = ("file", "mooncake")
@@ -149,14 +145,12 @@ _STAGING = "the host then only stages copies for a store and keeps nothing"
 _HISPARSE = "it moves KV to the host by itself, but this cache evicts whole prefixes on the device"
 _STAGES = "a stage holds only the states of its own layers, and no tick reaches the next stage"
 _PARTS = "it splits a prompt among ranks, and no rank computes a complete state"
-_STRIPES = "it deals the KV of each page out among ranks, which needs several GPUs and has not been tested"
+_DEALT = "the KV of a page is dealt out among ranks, whose parts"
 _FULL_PRECISION = "the states of SGLang's one pool are in full precision"
 _NOT_COPIED = "SGLang copies no checkpoint in int8 to the host"
 _NO_LIVE_SLOT = "a request then takes slots while it decodes, and no eviction gives one in full precision back"
 _NO_CHECKPOINT_SLOT = "where SGLang itself keeps states, the scheduler ends if no checkpoint has a free slot"
-_DRAFTS = (
-    f"the states after its drafts are not known; supported are {', '.join((*STEP_ALGORITHMS, *TRACKING_ALGORITHMS))}"
-)
+_DRAFTS = f"the states after its drafts are not known; supported are {', '.join((*TREE_ALGORITHMS, *CHAIN_ALGORITHMS))}"
 
 UNSUPPORTED: Final = (
     Unsupported("hicache_storage_backend", lambda name: name not in (None, *_STORES), _OTHER_STORE),
@@ -166,11 +160,9 @@ UNSUPPORTED: Final = (
     Unsupported("dllm_algorithm", bool, "it samples a block of tokens repeatedly, and so recomputes the states"),
     Unsupported("pp_size", _more_than_one, _STAGES),
     Unsupported("attn_cp_size", _more_than_one, _PARTS),
-    Unsupported("dcp_size", _more_than_one, _STRIPES),
     Unsupported("enable_two_batch_overlap", bool, "it splits batches, and a cut prefill cannot be split again"),
     Unsupported("enable_pdmux", bool, "a cut prefill cannot share the device with a decode"),
     Unsupported("enable_linear_replayssm", bool, "a request's state then lags behind its tokens"),
-    Unsupported("enable_linear_replayssm_spec", bool, "a request's state then lags behind its tokens"),
     Unsupported("enable_streaming_session", bool, "it would add a session's KV to the tree without a state"),
     Unsupported(
         "disaggregation_decode_enable_radix_cache",
@@ -186,11 +178,6 @@ NOTED: Final = (
         bool,
         "demotes what only a session left, once it is closed: while it is open, --marconi-eviction ranks its states as "
         "all others",
-    ),
-    Setting(
-        "speculative_algorithm",
-        _tracked_drafts,
-        "keeps for the end of an answer the last state that SGLang tracked, which is some tokens before it",
     ),
     Setting(
         "radix_eviction_policy",
@@ -321,6 +308,15 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
     ),
     *UNSUPPORTED,
     Refused(
+        lambda launch: (
+            launch.server_args.enable_linear_replayssm_spec
+            and not drafts_a_chain(launch.server_args.speculative_algorithm)
+        ),
+        "--enable-linear-replayssm-spec: --speculative-algorithm must be "
+        f"{' or '.join(CHAIN_ALGORITHMS)}, got {{0.server_args.speculative_algorithm}}: elsewhere a request's state "
+        "may lag behind its tokens",
+    ),
+    Refused(
         lambda launch: launch.facts.has_sliding_window,
         "a model with recurrent layers and sliding windows is not supported with --radix-cache-backend marconi: "
         "leave the backend out",
@@ -371,10 +367,14 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         + ", ".join(policy.name for policy in SERVED.values() if policy.ranks_copies),
     ),
     Refused(
-        lambda launch: launch.facts.has_host_tier and _tracked_drafts(launch.server_args.speculative_algorithm),
-        "--speculative-algorithm {0.server_args.speculative_algorithm} is not supported with "
-        "--enable-hierarchical-cache and --radix-cache-backend marconi: it drafts only on a GPU, where no load "
-        f"from the host has been tested; supported are {', '.join(STEP_ALGORITHMS)}",
+        lambda launch: launch.facts.has_host_tier and _more_than_one(launch.server_args.dcp_size),
+        "--dcp-size {0.server_args.dcp_size} is not supported with --enable-hierarchical-cache and "
+        f"--radix-cache-backend marconi: {_DEALT} have not been copied to the host in a test",
+    ),
+    Refused(
+        lambda launch: launch.facts.has_one_pool and _more_than_one(launch.server_args.dcp_size),
+        "--dcp-size {0.server_args.dcp_size} is not supported with --enable-unified-memory and "
+        f"--radix-cache-backend marconi: {_DEALT} have not been moved in a test",
     ),
     Refused(
         lambda launch: launch.facts.has_one_pool and launch.admission == CHUNK_END,
@@ -382,7 +382,7 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         "be cut: where SGLang keeps states itself, it takes slots that are not reserved for them",
     ),
     Refused(
-        lambda launch: launch.facts.has_one_pool and _tracked_drafts(launch.server_args.speculative_algorithm),
+        lambda launch: launch.facts.has_one_pool and drafts_a_chain(launch.server_args.speculative_algorithm),
         "--speculative-algorithm {0.server_args.speculative_algorithm} is not supported with --enable-unified-memory "
         "and --radix-cache-backend marconi: it drafts only on a GPU, where entries that move have not been tested",
     ),

@@ -23,7 +23,7 @@ from sglang.srt.runtime_context import get_schedule
 from marconi import __version__
 from marconi.engine.cache.radix_cache import MarconiRadixCache, Surroundings
 from marconi.engine.cache.registration import register_tree_core
-from marconi.engine.cache.speculation import EndStateSource, max_accepted
+from marconi.engine.cache.speculation import EndStateSource, drafts_a_chain, max_accepted
 from marconi.engine.cache.tick import FirstRank, RequestClock
 from marconi.engine.cpu_platform import is_active
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
@@ -94,6 +94,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         )
     if facts.has_one_pool:
         hook_into(upstream.ONE_POOL)
+    if drafts_a_chain(ctx.server_args.speculative_algorithm):
+        hook_into(upstream.CHAINS)
     require_room(ctx.params)
     hf_config = ctx.model_config.hf_config.to_dict()
     costs = pool_costs(ctx.params, hf_config)
