@@ -65,6 +65,7 @@ MAX_REFERENCES = 2
 KEPT = Path(sys.prefix) / ".references"
 """Answers without a prefix cache, by what they hang on; a new environment has none."""
 MTP = "-mtp"
+VISION = "vision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small model of each family, by its name, and with a head for one more token, by its name and `MTP`."""
+    """A small model of each family, by its name, and with a head for one more token, by its name and `MTP`.
+
+    `VISION` is that of `gdn` which takes images.
+    """
     root = tmp_path_factory.mktemp("models")
     made = {}
     for family in tiny_model.Family:
@@ -146,6 +150,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             name = family + MTP * has_mtp
             made[name] = root / name
             tiny_model.write(family, made[name], has_mtp=has_mtp)
+    made[VISION] = root / VISION
+    tiny_model.write(tiny_model.Family.GDN, made[VISION], has_vision=True)
     return made
 
 

@@ -52,6 +52,7 @@ class Chat:
         self.tokenizer.chat_template = template
         self.num_rendered = 0
         self.tokenizer_manager = SimpleNamespace(
+            tokenizer=self.tokenizer,
             server_args=SimpleNamespace(radix_cache_backend=backend),
             model_config=SimpleNamespace(is_multimodal=False),
         )
@@ -77,6 +78,10 @@ class Chat:
 
     def convert(self, request: Any, _raw_request: Any) -> Any:
         ids = self._process_messages(request, False).prompt_ids
+        if has_image(request):
+            # SGLang's processor of images reads text, and makes more tokens of it.
+            text, sampling = self.tokenizer.decode(ids), {"custom_params": request.custom_params}
+            return SimpleNamespace(input_ids=None, text=text, sampling_params=sampling), request
         return SimpleNamespace(input_ids=ids, sampling_params={"custom_params": request.custom_params}), request
 
     def hints(self, body: dict[str, Any], path: str = CHAT) -> tuple[list[int], Any]:
@@ -103,6 +108,12 @@ class Chat:
         else:
             request = ChatCompletionRequest.model_validate(body)
         return around_convert(convert, self, request, received(body, path))[0]
+
+
+def has_image(request: Any) -> bool:
+    """True if a part of a message of the chat `request` is one."""
+    contents = [each.content for each in request.messages if isinstance(each.content, list)]
+    return any(part.type == "image_url" for content in contents for part in content)
 
 
 def received(body: dict[str, Any], path: str) -> Request:
@@ -432,43 +443,3 @@ def test_what_cannot_be_found_is_counted(models: dict[str, Path]) -> None:
     five = Chat(models["gdn"], CHATML).hints(agent(*UP_TO), ANTHROPIC)[1]
     assert (len(five[KEY]), five[LEFT_OUT]) == (4, 1)
     assert Chat(models["gdn"], NEEDS_FIVE).hints(agent((0, 0)), ANTHROPIC)[1] == {KEY: [], LEFT_OUT: 1}
-
-
-# The system prompt
-
-
-@pytest.mark.parametrize("template", [CHATML, NEEDS_A_USER, LAST_IS_OPEN])
-@pytest.mark.parametrize("tools", [[], TOOLS], ids=["alone", "with tools"])
-def test_the_system_prompt_ends_where_another_users_turn_differs(
-    models: dict[str, Path], template: str, tools: list[dict[str, Any]]
-) -> None:
-    chat = Chat(models["gdn"], template)
-    fields = {"tools": tools} if tools else {}
-    prompt, custom = chat.noted({"messages": conversation(), **fields})
-    ended = chat.ids(chat.render(conversation()[:2], False, tools).split("What")[0])
-    assert custom[SYSTEM_END] == len(ended)
-    assert prompt[: len(ended)] == ended
-    marked = chat.noted({"messages": conversation(0), **fields})[1]
-    assert (marked[SYSTEM_END], marked[LEFT_OUT]) == (len(ended), 0), "beside the client's own"
-
-
-def test_a_system_prompt_is_rendered_once_and_anew_with_other_tools(models: dict[str, Path]) -> None:
-    chat = Chat(models["gdn"], CHATML)
-    chat.noted({"messages": [{"role": "user", "content": "the next turn's distance is known from here on"}]})
-    rendered = []
-    for tools in ([], [], TOOLS, TOOLS):
-        before = chat.num_rendered
-        for text in "Why?", "All at once?":
-            messages = [*conversation()[:1], {"role": "user", "content": text}]
-            chat.noted({"messages": messages, **({"tools": tools} if tools else {})})
-        rendered.append(chat.num_rendered - before - 2)
-    assert rendered == [1, 0, 1, 0]
-
-
-def test_without_a_system_prompt_or_where_it_cannot_be_rendered_no_end_is_noted(models: dict[str, Path]) -> None:
-    chat = Chat(models["gdn"], CHATML)
-    assert SYSTEM_END not in chat.noted({"messages": conversation()[1:]})[1]
-    assert SYSTEM_END not in (chat.noted({"messages": conversation(), "input_ids": [5, 6, 7]})[1] or {})
-    assert SYSTEM_END in chat.noted({"messages": conversation()[1:2], "tools": TOOLS})[1]
-    assert SYSTEM_END not in (Chat(models["gdn"], NEEDS_FIVE).noted({"messages": conversation()})[1] or {})
-    assert Chat(models["gdn"], CHATML, "").noted({"messages": conversation()})[1] is None

@@ -22,6 +22,8 @@ from marconi_cpu import tiny_model
 from marconi_cpu.tiny_model import Family
 from marconi_cpu.tiny_model.tokenizer import GENERATED_IDS, NUM_SPECIAL, SPECIAL_TOKENS, VOCAB_SIZE
 
+from .conftest import VISION
+
 PROMPT_LENGTHS = (50, 129, 333, 512, 700)
 NUM_GREEDY_TOKENS = 32
 # What another order of summation, another chunking or another library moves a logit by, with room to spare.
@@ -136,6 +138,23 @@ def test_another_seed_changes_the_weights_and_nothing_else_of_the_model(
     tiny_model.write(Family.GDN, tmp_path / "other", seed=1)
     first, second = contents(models[Family.GDN]), contents(tmp_path / "other")
     assert {name for name in first if first[name] != second[name]} == {"model.safetensors", "tiny_model.json"}
+
+
+def test_a_model_that_takes_images_has_the_text_models_own_parameters(models: dict[str, Path]) -> None:
+    from safetensors.numpy import load
+
+    text, vision = (load(contents(models[name])["model.safetensors"]) for name in (Family.GDN, VISION))
+    for name, values in text.items():
+        same = vision[name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name]
+        assert np.array_equal(values, same[: len(values)]), name
+    beyond = {name for name in vision if not name.startswith(("model.language_model.", "model.visual."))}
+    assert beyond == {"lm_head.weight"}
+
+
+@pytest.mark.parametrize(("family", "has_mtp"), [(Family.MAMBA2, False), (Family.GDN, True)])
+def test_only_the_plain_gdn_model_takes_images(family: Family, has_mtp: bool, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be of the family gdn and have no head for one more token"):
+        tiny_model.write(family, tmp_path / "model", has_mtp=has_mtp, has_vision=True)
 
 
 @pytest.mark.parametrize("family", [each for each in Family if each.can_have_mtp])

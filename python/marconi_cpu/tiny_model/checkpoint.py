@@ -12,18 +12,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from marconi_cpu.tiny_model import gdn, mamba2, short_conv, tokenizer, weights
+from marconi_cpu.tiny_model import gdn, mamba2, short_conv, tokenizer, vision, weights
 from marconi_cpu.tiny_model.family import Family
 
 MAX_POSITIONS: Final = 32768
 _ORIGIN: Final = "tiny_model.json"
 
 
-def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False, gdn_head_dim: int = gdn.HEAD_DIM) -> None:
+def write(
+    family: Family,
+    out: Path,
+    *,
+    seed: int = 0,
+    has_mtp: bool = False,
+    has_vision: bool = False,
+    gdn_head_dim: int = gdn.HEAD_DIM,
+) -> None:
     """Write the small model of `family` and `seed`, in float32, to the folder `out`.
 
     With `has_mtp` it has a head that predicts one more token (multi-token prediction), to decode speculatively with;
     the family `short-conv` has none.
+    With `has_vision` it takes images (`vision.py`), which only the family `gdn` does, without such a head.
     `gdn_head_dim` are the channels of a recurrent head of the family `gdn`; no other family has any.
 
     Makes the folders above `out`; replaces a model that was written here before. Raises ValueError for an unknown
@@ -35,9 +44,14 @@ def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False, gd
         raise ValueError(
             f"the family of a tiny model with a head for one more token must be one of {able}, got {str(family)!r}"
         )
+    if has_vision and (family is not Family.GDN or has_mtp):
+        raise ValueError(
+            f"a tiny model that takes images must be of the family {Family.GDN} and have no head for one more token, "
+            f"got {str(family)!r}{' with one' if has_mtp else ''}"
+        )
     out = out.resolve()
     _require_replaceable(out)
-    files = _files(family, seed, has_mtp, gdn_head_dim)
+    files = _files(family, seed, has_mtp, has_vision, gdn_head_dim)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         # A folder of its own, because the scratch folder is readable by its owner alone.
@@ -50,7 +64,7 @@ def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False, gd
         staged.rename(out)
 
 
-def _files(family: Family, seed: int, has_mtp: bool, gdn_head_dim: int) -> dict[str, bytes]:
+def _files(family: Family, seed: int, has_mtp: bool, has_vision: bool, gdn_head_dim: int) -> dict[str, bytes]:
     from safetensors.numpy import save
 
     architecture = {
@@ -68,15 +82,20 @@ def _files(family: Family, seed: int, has_mtp: bool, gdn_head_dim: int) -> dict[
         "tie_word_embeddings": False,
         "dtype": "float32",
     }
+    if has_vision:
+        architecture, config = vision.ARCHITECTURE, vision.config(config)
+    more_special, template = (vision.TOKENS, vision.CHAT_TEMPLATE) if has_vision else ((), tokenizer.CHAT_TEMPLATE)
     files = {
         "config.json": _json(config),
         "generation_config.json": _json(tokenizer.token_ids()),
         "model.safetensors": save(weights.draw(architecture, config, seed, has_mtp=has_mtp), metadata={"format": "pt"}),
-        "tokenizer.json": tokenizer.tokenizer_json().encode(),
-        "tokenizer_config.json": _json(tokenizer.tokenizer_config(MAX_POSITIONS)),
+        "tokenizer.json": tokenizer.tokenizer_json(more_special).encode(),
+        "tokenizer_config.json": _json(tokenizer.tokenizer_config(MAX_POSITIONS, template)),
+        **({name: _json(each) for name, each in vision.processor_configs().items()} if has_vision else {}),
     }
     digests = {name: _digest(content) for name, content in files.items()}
-    return {**files, _ORIGIN: _json({"family": str(family), "seed": seed, "has_mtp": has_mtp, "sha256": digests})}
+    options = {"has_mtp": has_mtp, **({"has_vision": True} if has_vision else {})}
+    return {**files, _ORIGIN: _json({"family": str(family), "seed": seed, **options, "sha256": digests})}
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

@@ -31,7 +31,7 @@ from marconi_cpu.tiny_model.weights import (
 
 HEAD_DIM: Final = 64
 WIDE_HEAD_DIM: Final = 128
-_CONSTANT_CHANNEL = 0
+CONSTANT_CHANNEL: Final = 0
 _WRITE_SHIFT = -3.0
 _HALF_LIVES = (4096.0, 256.0)
 
@@ -64,20 +64,20 @@ CONFIG: Final[dict[str, Any]] = {
 
 def _embedding(parameter: Parameter) -> Values:
     weight = parameter.uniform(1.0)
-    weight[:, _CONSTANT_CHANNEL] = 1.0
+    weight[:, CONSTANT_CHANNEL] = 1.0
     return weight
 
 
 def _write_strength(parameter: Parameter) -> Values:
     weight = projection(0.5)(parameter)
-    weight[:, _CONSTANT_CHANNEL] = _WRITE_SHIFT
+    weight[:, CONSTANT_CHANNEL] = _WRITE_SHIFT
     return weight
 
 
 def _into_residual(gain: float) -> Rule:
     def rule(parameter: Parameter) -> Values:
         weight = projection(gain)(parameter)
-        weight[_CONSTANT_CHANNEL] = 0.0
+        weight[CONSTANT_CHANNEL] = 0.0
         return weight
 
     return rule

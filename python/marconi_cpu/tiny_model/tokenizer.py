@@ -4,6 +4,7 @@ There are no merges. The tokens of two texts put together are the tokens of the 
 chat's rendering a prefix of its continuation in tokens because it is one in characters.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
@@ -33,7 +34,7 @@ def token_ids() -> dict[str, int]:
     }
 
 
-def tokenizer_config(max_length: int) -> dict[str, Any]:
+def tokenizer_config(max_length: int, chat_template: str = CHAT_TEMPLATE) -> dict[str, Any]:
     """The contents of `tokenizer_config.json`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -42,20 +43,21 @@ def tokenizer_config(max_length: int) -> dict[str, Any]:
         "eos_token": EOS,
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
 
 
-def tokenizer_json() -> str:
-    """The contents of `tokenizer.json`."""
+def tokenizer_json(more_special: Sequence[str] = ()) -> str:
+    """The contents of `tokenizer.json`, where the tokens `more_special` have the ids behind those of the bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     characters = _byte_characters()
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *characters))}
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *characters, *more_special))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    special = (*SPECIAL_TOKENS, *more_special)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     text: str = tokenizer.to_str(pretty=True)
     return text + "\n"
 

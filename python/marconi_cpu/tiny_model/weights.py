@@ -77,7 +77,7 @@ def draw(architecture: Architecture, config: Mapping[str, Any], seed: int, *, ha
         layer = {name.removeprefix(mtp.layer): shape for name, shape in shapes.items() if name.startswith(mtp.layer)}
         shapes |= {**{f"mtp.layers.0.{name}": shape for name, shape in layer.items()}, **mtp.parameters}
     values = {
-        name: np.ascontiguousarray(_rule(architecture, name)(Parameter(name, shape, seed)))
+        name: np.ascontiguousarray(_rule(architecture, name)(Parameter(_alone(name), shape, seed)))
         for name, shape in shapes.items()
     }
     if mtp is not None:
@@ -139,6 +139,11 @@ def log_decay_rates(num_heads: int, half_lives: tuple[float, float], step: float
     longest, shortest = half_lives
     ratios = ((shortest / longest) ** (head / (num_heads - 1)) for head in range(num_heads))
     return [math.log(math.log(2.0) / (longest * ratio) / step) for ratio in ratios]
+
+
+def _alone(name: str) -> str:
+    """The name that a parameter of the language model in a larger model has where there is only the former."""
+    return name.replace("model.language_model.", "model.")
 
 
 def _rule(architecture: Architecture, name: str) -> Rule:

@@ -32,6 +32,9 @@ prompt that is new is rendered once more, with another user's turn; the end is w
     another     <tools> <system> You are kind. </system> <user> a
     common      <tools> <system> You are kind. </system> <user>               the system prompt's end
 
+With media, SGLang gets a prompt as text in which one token stands for each medium, and inserts the others later. Up to
+the first medium positions are those of that text; a part of a conversation with a medium has none.
+
 Positions and the distance travel to the scheduler in `custom_params` (`hints.py`), where the plan reads them.
 Source: `srt/entrypoints/openai/serving_chat.py`.
 """
@@ -56,6 +59,8 @@ logger = logging.getLogger(__name__)
 _KNOWN: Final = "marconi_rendered"
 """On the server of chats: distances by the template's arguments, and ends of system prompts by their digests."""
 _MAX_KNOWN: Final = 256
+_MEDIA: Final = {"image_url", "video_url", "audio_url", "input_audio"}
+"""Types of the parts of a message for which a prompt has more tokens than its template writes."""
 _RENDERED: Final = {"messages", "tools", "tool_choice", "response_format", "chat_template_kwargs", "reasoning_effort"}
 """Fields of a request that its template may show."""
 
@@ -83,9 +88,10 @@ def _note(serving: Any, request: Any, adapted: Any, marked: Marked | None) -> No
 
 def _add_positions(serving: Any, request: Any, adapted: Any, marked: Marked) -> None:
     """Note where the marked parts of a chat `request` end, in tokens of its prompt, and how many were not found."""
-    positions, retained, prompt_ids = list[int](), list[int](), adapted.input_ids
-    for mark in marked.marks[:MAX_HINTS] if _is_rendered(request, prompt_ids) else ():
-        position = _position(serving, request, prompt_ids, marked, mark)
+    positions, retained = list[int](), list[int]()
+    prompt_ids = _prompt_ids(serving, request, adapted)
+    for mark in marked.marks[:MAX_HINTS]:
+        position = None if prompt_ids is None else _position(serving, request, prompt_ids, marked, mark)
         if position:
             positions.append(position)
             retained += [position] if mark.retains else []
@@ -99,9 +105,23 @@ def _add_positions(serving: Any, request: Any, adapted: Any, marked: Marked) -> 
     adapted.sampling_params["custom_params"] = custom
 
 
-def _is_rendered(request: Any, prompt_ids: Any) -> bool:
-    # With media the prompt is text yet, and with ids of its own it is none of the messages'.
-    return isinstance(prompt_ids, list) and request.input_ids is None
+def _prompt_ids(serving: Any, request: Any, adapted: Any) -> list[int] | None:
+    """The tokens of the prompt of a chat `request`, with one for each medium; None if they are not the messages'."""
+    if request.input_ids is not None:
+        return None
+    if isinstance(adapted.input_ids, list):
+        return adapted.input_ids
+    if not isinstance(adapted.text, str) or not _has_media(request.messages):
+        return None
+    ids: list[int] = serving.tokenizer_manager.tokenizer.encode(adapted.text)
+    return ids
+
+
+def _has_media(messages: Sequence[Any]) -> bool:
+    """True if a part of the content of `messages` is an image, a video or a sound."""
+    contents = (each.content for each in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return any(part.type in _MEDIA for part in parts)
 
 
 def _position(serving: Any, request: Any, prompt_ids: list[int], marked: Marked, mark: Mark) -> int | None:
@@ -112,7 +132,7 @@ def _position(serving: Any, request: Any, prompt_ids: list[int], marked: Marked,
         logger.debug("marconi: a part of a conversation cannot be converted: %s", error)
         return None
     if not before:
-        return _system_end(serving, request, prompt_ids)
+        return _system_end(serving, request, lambda: prompt_ids)
     found = _num_common(serving, request, before, prompt_ids)
     if found is None:
         found = _num_common(serving, request, [*before, _another_turn(request, len(before))], prompt_ids)
@@ -120,7 +140,9 @@ def _position(serving: Any, request: Any, prompt_ids: list[int], marked: Marked,
 
 
 def _num_common(serving: Any, request: Any, messages: Sequence[Any], prompt_ids: list[int]) -> int | None:
-    """Tokens that `messages` share with the prompt of `request`; None if the template refuses them."""
+    """Tokens that `messages` share with the prompt of `request`; None with media or if the template refuses them."""
+    if _has_media(messages):
+        return None
     try:
         return num_common(rendered(serving, request, messages, invites=False), prompt_ids)
     except Exception as error:
@@ -132,7 +154,9 @@ def _num_common(serving: Any, request: Any, messages: Sequence[Any], prompt_ids:
 def _another_turn(request: Any, index: int) -> Any:
     """A user's turn that begins otherwise than the message at `index`, if there is one."""
     following = request.messages[index].content if index < len(request.messages) else ""
-    text = "b" if isinstance(following, str) and following[:1] == "a" else "a"
+    if isinstance(following, list):
+        following = getattr(following[0], "text", "") if following else ""
+    text = "b" if following and following[0] == "a" else "a"
     return type(request).model_validate({"messages": [{"role": "user", "content": text}]}).messages[0]
 
 
@@ -184,22 +208,26 @@ def _distance(serving: Any, request: Any) -> int | None:
 
 def _add_system_end(serving: Any, request: Any, adapted: Any) -> None:
     """Note in `adapted`, which a chat `request` was converted to, where its system messages and tools end."""
-    custom, prompt_ids = adapted.sampling_params.get("custom_params") or {}, adapted.input_ids
-    if isinstance(custom, dict) and _is_rendered(request, prompt_ids):
-        end = _system_end(serving, request, prompt_ids)
+    custom = adapted.sampling_params.get("custom_params") or {}
+    if isinstance(custom, dict) and request.input_ids is None:
+        end = _system_end(serving, request, lambda: _prompt_ids(serving, request, adapted))
         if end:
             adapted.sampling_params["custom_params"] = {SYSTEM_END: end, **custom}
 
 
-def _system_end(serving: Any, request: Any, prompt_ids: list[int]) -> int | None:
+def _system_end(serving: Any, request: Any, prompt_ids: Callable[[], list[int] | None]) -> int | None:
     """Tokens of the prompt of `request` up to the end of its system messages and tools; None if it has neither."""
     system = system_of(request)
     if not (system or request.tools):
         return None
     shown = request.model_copy(update={"messages": system}).model_dump_json(include=_RENDERED)
     messages = [*system, _another_turn(request, len(system))]
-    key = blake2b(shown.encode(), digest_size=16).hexdigest()
-    return _found_once(serving, key, lambda: _num_common(serving, request, messages, prompt_ids))
+
+    def find() -> int | None:
+        ids = prompt_ids()
+        return None if ids is None else _num_common(serving, request, messages, ids)
+
+    return _found_once(serving, blake2b(shown.encode(), digest_size=16).hexdigest(), find)
 
 
 # Rendering
