@@ -124,4 +124,10 @@ def test_the_page_of_a_server_follows_its_requests(server: ServerProcess, visit:
     page.page.wait_for_function("frames.length > 1 && frames.at(-1).missed_tokens['first seen'] === 79")
     assert [(each["id"]) for each in Axe().run(page.page).response["violations"]] == []
     assert page.complaints == []
-    assert {url.split("?")[0] for url in page.requests} == {f"{server.url}/marconi/ui{path}" for path in ("", "/frame")}
+    (rank,) = HTTP.get(f"{server.url}/marconi/requests?dp_rank=0", timeout=60.0).json()["ranks"]
+    page.page.wait_for_function("(rid) => latest.latest[0]?.rid === rid", arg=rank["requests"][0]["rid"])
+    page.page.locator("#requests a").first.click()
+    assert page.text("request") == f"Request {rank['requests'][0]['rid']}: {rank['requests'][0]['line']}."
+    assert page.page.evaluate("layout.nodes.depth[look.end]") == 80 + NUM_TOKENS - 1, "the path that it left"
+    paths = ("ui", "ui/frame", "requests")
+    assert {url.split("?")[0] for url in page.requests} == {f"{server.url}/marconi/{path}" for path in paths}

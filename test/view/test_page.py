@@ -1,16 +1,13 @@
 """The page in a browser: its controls work, nothing is fetched from elsewhere, and axe finds nothing wrong."""
 
-import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from browsing import Visit, frames_of
-from marconi.view.document import PageSource, document
+
+from .serving import serving
 
 pytestmark = pytest.mark.browser
 
@@ -29,6 +26,7 @@ def test_it_draws_without_a_complaint_and_without_a_request(page: Visit, html: P
     assert num_colors > 4
     assert page.step == 11
     assert f"{frames_of(html)[-1]['num_requests']} requests so far" in page.text("summary")
+    assert not page.page.locator("#requests").is_visible(), "a replay's page has no list of requests"
 
 
 def test_a_complaint_would_be_seen(page: Visit) -> None:
@@ -222,34 +220,9 @@ def test_every_control_is_reached_by_the_tab_key(page: Visit) -> None:
 
 @pytest.fixture
 def server(html: Path) -> Iterator[str]:
-    """Serves the page, requests, and at every request of `/frame` the next frame, the last one again."""
-    frames = frames_of(html)
-    asked = iter(range(1 << 30))
-    last = f"{frames[-1]['nodes']['hash'][-1]:08x}"
-    listed = {"ranks": [{"requests": [{"rid": "kept", "prefix": last}, {"rid": "forgotten", "prefix": None}]}]}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            values: Any = listed if self.path == "/requests" else None
-            if self.path == "/frame":
-                values = frames[min(next(asked), len(frames) - 1)]
-            text = document("a server", source=PageSource("/frame", "/requests", 0.05))
-            text = text if values is None else json.dumps(values)
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8" if values is None else "application/json")
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listener.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.server_port}/"
-    listener.shutdown()
-    thread.join()
-    listener.server_close()
+    """Serves the page, an empty list of requests, and frame after frame."""
+    with serving(frames_of(html), lambda: (200, {"ranks": [{"requests": []}]})) as url:
+        yield url
 
 
 def test_a_page_with_a_source_shows_frames_as_they_come_until_it_is_paused(
@@ -267,25 +240,6 @@ def test_a_page_with_a_source_shows_frames_as_they_come_until_it_is_paused(
     found.page.get_by_role("button", name="Resume updates").click()
     found.page.wait_for_function(f"frames.length > {num_frames}")
     assert found.step == 0, "who looks at an earlier step stays there"
-    assert found.complaints == []
-    assert {*found.requests} == {server, f"{server}frame"}
-
-
-def test_search_finds_a_request_by_the_prefix_that_the_server_lists(visit: Callable[..., Visit], server: str) -> None:
-    found = visit(server)
-    found.page.wait_for_function("frames.length >= 12 && current === frames.length - 1")
-    search = found.page.get_by_label("Prefix hash or request id")
-    for rid, said in {
-        "forgotten": "no state that this request resumed from or left",
-        "0123456789abcdef0123456789abcdef": "None of the latest 2 requests has this id",
-        "kept": "Prefix ",
-    }.items():
-        search.fill(rid)
-        search.press("Enter")
-        found.page.wait_for_function("(said) => $('node').textContent.includes(said)", arg=said)
-    wanted = found.page.evaluate("frames.at(-1).nodes.hash.at(-1)")
-    assert search.input_value() == f"{wanted:08x}"
-    assert found.page.evaluate("layout.nodes.hash[look.selected]") == wanted
     assert found.complaints == []
     assert {*found.requests} == {server, f"{server}frame", f"{server}requests"}
 

@@ -1,7 +1,7 @@
 """The page as one file: its markup, style and scripts inlined, and frames embedded, or the address that has them.
 
-The page fetches nothing but, where its body names their URLs, the latest frame (`frame.py`, `data-source`) and the
-latest requests, each with the hash of its prefix, for a search by a request's id (`data-requests`).
+The page fetches nothing but, where its body names their URLs, the latest requests, each with its explanation and the
+hash of its prefix (`data-requests`), and the latest frame (`frame.py`, `data-source`).
 
 How the page draws each cause comes with it, from the table (`policy/causes.py`), under the words of its frames:
 
@@ -21,7 +21,7 @@ from typing import Final
 from marconi.policy.causes import Cause, Cure
 from marconi.view.frame import Frame, encoded
 
-SCRIPTS: Final = ("layout.js", "tree.js", "charts.js", "page.js")
+SCRIPTS: Final = ("layout.js", "tree.js", "charts.js", "requests.js", "page.js")
 """In the order in which they are run."""
 # Upright lines are lost between narrow bars: they are left to what nobody can change.
 _ANGLES: Final = dict(zip(Cure, (0, 45, 135, 90), strict=True))

@@ -21,6 +21,7 @@ from .stand_in import StandIn
 pytestmark = pytest.mark.browser
 
 NUM_WORKERS = 3
+PATHS = ("page", "ui/frame?dp_rank=0", "requests?dp_rank=0")
 DRAWN = "document.getElementById('summary').textContent.includes('requests so far')"
 NUM_COLORS = "new Set(new Uint32Array($('tree').getContext('2d').getImageData(0, 0, 300, 300).data.buffer)).size"
 
@@ -115,7 +116,7 @@ def test_it_draws_every_worker_and_asks_the_router_alone(
         assert f"{worker.frame['num_requests']} requests so far" in frame.locator("#summary").inner_text()
         assert frame.evaluate("frames.at(-1).nodes.hash") == worker.frame["nodes"]["hash"]
         assert frame.evaluate(NUM_COLORS) > 4
-    pages = {f"{url}/{index}/{path}" for index in range(NUM_WORKERS) for path in ("page", "ui/frame?dp_rank=0")}
+    pages = {f"{url}/{index}/{path}" for index in range(NUM_WORKERS) for path in PATHS}
     assert {each for each in found.requests if not each.startswith("data:")} == {url, *pages}
     assert found.complaints == []
 
@@ -164,4 +165,4 @@ def test_every_worker_has_a_name_and_is_reached_by_the_tab_key(
         for index, frame in enumerate(page.frames[1:]):
             focused = frame.evaluate("document.hasFocus() && document.activeElement.id")
             reached.add((index, focused))
-    assert {(index, name) for index in range(NUM_WORKERS) for name in ("time", "query", "tree")} <= reached
+    assert {(index, name) for index in range(NUM_WORKERS) for name in ("rid", "time", "query", "tree")} <= reached

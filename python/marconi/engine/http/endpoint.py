@@ -2,7 +2,7 @@
 
     GET /marconi             the status of every scheduler's cache                               (`reports/status.py`)
     GET /marconi/requests    the latest requests of each, or of one `?dp_rank=`, and their misses (`reports/explain.py`)
-    GET /marconi/ui          a page for a browser, and the data that it draws                    (`reports/picture.py`)
+    GET /marconi/ui          a page of both for a browser, and the frames that it draws          (`reports/picture.py`)
     POST /marconi/save       write all states to the store behind the host now                   (`store/cache.py`)
 
 A scheduler adds its cache's status, with its data-parallel rank, to the internal state that SGLang's HTTP process asks

@@ -25,7 +25,11 @@ const amount = (value, unit) => (unit === "bytes" ? bytes(value) : `${number(val
 
 // The colours and what else a drawing depends on beside its data.
 class Look {
-  constructor() { this.matches = []; this.selected = -1; this.unit = "tokens"; this.mark = "role"; this.now_s = 0; this.span_s = 1; this.read(); }
+  constructor() {
+    Object.assign(this, { matches: [], selected: -1, unit: "tokens", mark: "role", now_s: 0, span_s: 1 });
+    Object.assign(this, { end: -1, parts: [] });          // of the request that is looked at
+    this.read();
+  }
 
   read() { this.style = getComputedStyle(document.documentElement); this.known = {}; }
 
@@ -39,7 +43,7 @@ const CAUSES = JSON.parse(document.getElementById("causes").textContent);
 
 function hatched(ctx, name, look) {
   const cause = CAUSES[name];
-  if (!cause) return look.color("bars");
+  if (!cause) return look.color(name === "cached" ? "hit" : "bars");
   const tile = document.createElement("canvas"), ratio = window.devicePixelRatio || 1, gap = Math.round(cause.gap * ratio);
   tile.width = 1;
   tile.height = gap + Math.ceil(ratio);
@@ -51,6 +55,14 @@ function hatched(ctx, name, look) {
   const pattern = ctx.createPattern(tile, "repeat");
   pattern.setTransform(new DOMMatrix().rotate(cause.angle));
   return pattern;
+}
+
+// The same in CSS.
+function paintOf(name) {
+  const cause = CAUSES[name];
+  if (!cause) return `var(--${name === "cached" ? "hit" : "bars"})`;
+  const { angle, color, gap } = cause;
+  return `repeating-linear-gradient(${angle}deg, ${color} 0 ${gap}px, var(--card) 0 ${gap + 1}px)`;
 }
 
 // By name, the tokens of each step: those that were cached first, then causes in the order of their table, then others.
@@ -126,15 +138,17 @@ function short(value) {
 }
 
 function legend(list, entries) {
-  list.replaceChildren(...entries.map(([color, text, kind, cause]) => {
-    const item = document.createElement("li"), swatch = document.createElement("i");
-    swatch.style.background = cause
-      ? `repeating-linear-gradient(${cause.angle}deg, ${cause.color} 0 ${cause.gap}px, var(--card) 0 ${cause.gap + 1}px)` : `var(--${color})`;
-    if (cause) item.title = `Cure: ${cause.cure}`;
-    if (kind) swatch.className = kind;
-    item.append(swatch, text);
-    return item;
-  }));
+  const paint = (color, text) => (color ? `var(--${color})` : paintOf(text));
+  list.replaceChildren(...entries.map(([color, text, kind]) => swatched(paint(color, text), text, kind)));
+}
+
+function swatched(background, text, kind = CAUSES[text] ? "cause" : "", item = document.createElement("li")) {
+  const swatch = document.createElement("i");
+  swatch.style.background = background;
+  swatch.className = kind;
+  if (CAUSES[text]) item.title = `Cure: ${CAUSES[text].cure}`;
+  item.append(swatch, text);
+  return item;
 }
 
 function inUse(pool) { return pool.size - pool.free - Object.values(pool.cached).reduce((sum, each) => sum + each, 0); }

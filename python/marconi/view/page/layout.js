@@ -5,6 +5,7 @@ const KIND = { live: 1, state: 2, hostKv: 4, hostState: 8, locked: 16, ghost: 32
 const UNKNOWN = -1;                          // a hash that is not computed yet
 const ROLES = ["none", "way", "prompt", "answer", "branch"];
 const ROLE_NAMES = { way: "on the way", prompt: "near a prompt's end", answer: "near an answer's end", branch: "at a branch point" };
+const ROOM = 12;                             // leaves, so many that each is high enough to be read
 const UNRANKED = -1;                         // the worth of a state without a place in the order of eviction
 
 // By what marks are coloured: names of colours with what they mean, and the number of that of node i, from 1.
@@ -73,6 +74,24 @@ class Layout {
     for (let j = i; j < this.end[i]; j++) if (this.x1[j] > x1) x1 = this.x1[j];
     const pad = Math.max(x1 - this.x0[i], 1) * 0.02;
     return { x0: Math.max(this.x0[i] - pad, 0), x1: x1 + pad, y0: this.y0[i], y1: this.y1[i] };
+  }
+
+  // The part of the plane from the root to the end of node i, with the siblings on its way that leave it room.
+  around(i) {
+    let top = i;
+    for (let p = i; p >= 0 && this.y1[p] - this.y0[p] <= ROOM; p = this.nodes.parent[p]) top = p;
+    return { ...this.boundsOf(top), x0: 0 };
+  }
+
+  // Where the tokens `start` to `end` of the path to node i are: pieces from left to right, one for each node.
+  pieces(i, start, end) {
+    const { parent, depth, tokens } = this.nodes, found = [];
+    for (; i >= 0 && depth[i] > start; i = parent[i]) {
+      const from = depth[i] - tokens[i], length = this.x1[i] - this.x0[i];
+      const x = (token) => this.x0[i] + length * (token - from) / tokens[i];
+      if (from < end) found.unshift([x(Math.max(start, from)), x(Math.min(end, depth[i]))]);
+    }
+    return found;
   }
 
   at(x, y) {

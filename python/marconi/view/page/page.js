@@ -1,11 +1,13 @@
-// The page: which frame is shown, what the controls do, and, where the body names a source, frames as they come.
+// The page: which frame and which request are shown, what the controls do, and, where the body names their sources,
+// requests and frames as they come.
 
 const MAX_FRAMES = 600, MAX_TREES = 60;
 const $ = (id) => document.getElementById(id);
 const body = document.body, slider = $("time");
 const frames = JSON.parse($("frames").textContent).frames;
+const latest = new RequestList($("requests"), $("causes-filter"), $("rid"), $("requests-summary"));
 const look = new Look(), picture = new TreePicture($("tree"));
-const tokensChart = new StepChart($("series"), (name, ctx, look) => (name === "cached" ? look.color("hit") : hatched(ctx, name, look)));
+const tokensChart = new StepChart($("series"), (name, ctx, look) => hatched(ctx, name, look));
 const evictionsChart = new StepChart($("evictions"), (name, ctx, look) => look.color("bars"));
 let current = frames.length - 1, layout = null, view = null, focus = null, isFollowing = true, playing = 0;
 
@@ -32,14 +34,54 @@ function place(frame) {
   const isWhole = !view || (before && view.y0 <= 0 && view.y1 >= before.height && view.x0 <= 0);
   layout = new Layout(frame, look.unit);
   look.selected = chosen === null ? -1 : layout.find(chosen);
-  const at = focus === null ? -1 : layout.find(focus);
-  if (at >= 0) view = layout.boundsOf(at);
+  trace();
+  const focused = focus?.();
+  if (focused) view = focused;
   else if (isWhole || focus !== null) view = layout.whole();
   else {
     const grow = layout.height / before.height;
     view = { ...view, y0: view.y0 * grow, y1: view.y1 * grow };
   }
-  if (look.selected < 0) describe(-1);
+  if (look.selected >= 0) return;
+  if (focus === aroundRequest) look.selected = look.end;
+  describe(look.selected);
+}
+
+// The request that the address names: its sentence, and the end of its path in the tree that is shown.
+function trace() {
+  const { rid, chosen, latest: { length } } = latest, prefix = chosen?.prefix ?? null;
+  look.parts = chosen?.parts ?? [];
+  look.end = prefix === null || !layout ? -1 : layout.find(parseInt(prefix, 16));
+  let text = "";
+  if (chosen) {
+    text = `Request ${rid}: ${chosen.line}.`;
+    if (prefix === null) text += " The tree has no state that it resumed from or left.";
+    else if (layout && look.end < 0) {
+      const isAwaited = layout.nodes.hash.includes(UNKNOWN);
+      text += ` Its prefix ${prefix} is not ${isAwaited ? "known yet" : "in the tree"} at this step.`;
+    }
+  } else if (rid !== null) {
+    text = length ? `None of the latest ${number(length)} requests has the id ${rid}.` : `Request ${rid}: no list yet.`;
+  }
+  // A text that is read aloud when it changes.
+  if ($("request").textContent !== text) $("request").textContent = text;
+  $("close").hidden = rid === null;
+}
+
+const aroundRequest = () => (look.end < 0 ? null : layout.around(look.end));
+
+function openRequest() {
+  latest.choose(body.dataset.requests ? new URLSearchParams(location.hash.slice(1)).get("rid") : null);
+  if (latest.rid === null) {
+    if (focus === aroundRequest) focus = null;
+    trace();
+    redraw();
+    return;
+  }
+  focus = aroundRequest;
+  look.selected = -1;
+  if (layout) follow(frames.length - 1); else trace();
+  document.querySelector(".tree").scrollIntoView({ block: "nearest" });
 }
 
 function draw() {
@@ -72,7 +114,7 @@ function words(frame) {
     + `The cache holds ${number(counts.states)} states in ${number(counts.live)} spans and remembers ${number(counts.ghost)} ghosts.`;
   drawPools($("pools"), frame.pools);
   const names = Object.keys(seriesOf(frames));
-  legend($("series-legend"), names.map((name, at) => [at ? "bars" : "hit", name, CAUSES[name] && "cause", CAUSES[name]]));
+  legend($("series-legend"), names.map((name) => ["", name]));
   legend($("evictions-legend"), [["bars", "states evicted"]]);
   const rows = [["Prompt tokens cached", frame.hit_tokens, "tokens"],
     ...Object.entries(frame.missed_tokens).map(([name, value]) => [`Prompt tokens computed: ${name}`, value, "tokens"]),
@@ -137,7 +179,9 @@ function select(i) { look.selected = i; describe(i); redraw(); }
 
 function focusOn(i) {
   if (i < 0) return;
-  focus = knownHash(layout, i);
+  const hash = knownHash(layout, i);
+  const around = () => { const at = layout.find(hash); return at < 0 ? null : layout.boundsOf(at); };
+  focus = hash === null ? null : around;
   view = layout.boundsOf(i);
   select(i);
 }
@@ -160,22 +204,7 @@ function zoom(factor, x = (view.x0 + view.x1) / 2, y = (view.y0 + view.y1) / 2) 
 function find() {
   const text = $("query").value.trim();
   if (/^[0-9a-f]{1,8}$/i.test(text)) findHash(text.toLowerCase());
-  else if (body.dataset.requests && text) findRequest(text);
   else $("node").textContent = "A prefix hash has up to 8 hexadecimal digits.";
-}
-
-// Of a request, the deepest prefix that the tree has.
-async function findRequest(rid) {
-  const say = (text) => { $("node").textContent = text; };
-  try {
-    const answer = await fetch(body.dataset.requests, { cache: "no-store" });
-    if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
-    const latest = (await answer.json()).ranks.flatMap((rank) => rank.requests);
-    const request = latest.find((each) => each.rid === rid);
-    if (!request) say(`None of the latest ${number(latest.length)} requests has this id.`);
-    else if (request.prefix === null) say("The tree has no state that this request resumed from or left.");
-    else { $("query").value = request.prefix; findHash(request.prefix); }
-  } catch (error) { say(`No list of requests: ${error.message}`); }
 }
 
 function knownHash(layout, i) { return layout.nodes.hash[i] === UNKNOWN ? null : layout.nodes.hash[i]; }
@@ -230,7 +259,8 @@ for (const chart of [tokensChart, evictionsChart]) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("input, select, textarea, summary, #tree, .scroll") || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (event.target.closest("input, select, textarea, summary, #tree, .scroll, #requests")) return;
+  if (event.altKey || event.ctrlKey || event.metaKey) return;
   const step = { ArrowLeft: current - 1, ArrowRight: current + 1, Home: 0, End: frames.length - 1 }[event.key];
   if (step !== undefined) { event.preventDefault(); follow(step); }
 });
@@ -284,30 +314,49 @@ canvas.addEventListener("pointerup", (event) => {
   drag = null;
 });
 
+window.addEventListener("hashchange", openRequest);
+// The address may be the request's already, and the tree moved since.
+$("requests").addEventListener("click", (event) => {
+  if (event.target.closest("a")?.hash === location.hash) openRequest();
+});
+$("close").addEventListener("click", () => { location.hash = ""; $("tree").focus(); });
+
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { look.read(); draw(); });
 new ResizeObserver(() => draw()).observe(canvas);
 
-// Frames as they come
+// Requests and frames as they come
 
 let isPaused = false;
-function poll(source, interval_s) {
+function poll() {
+  const { source, requests, intervalS } = body.dataset;
   $("pause").hidden = false;
   $("pause").addEventListener("click", () => {
     isPaused = !isPaused;
     $("pause").setAttribute("aria-pressed", String(isPaused));
     $("pause").textContent = isPaused ? "Resume updates" : "Pause updates";
   });
+  let areExplained = true;
+  const get = async (address, take, place) => {
+    try {
+      const answer = await fetch(address, { cache: "no-store" });
+      if (address === requests) areExplained = answer.status !== 404;
+      if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error ?? `HTTP ${answer.status}`);
+      take(await answer.json());
+    } catch (error) { place.textContent = `No update: ${error.message}`; }
+  };
   const ask = async () => {
     if (!isPaused && !document.hidden) {
-      try {
-        const answer = await fetch(source, { cache: "no-store" });
-        if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
-        take(await answer.json());
-      } catch (error) { $("summary").textContent = `No update: ${error.message}`; }
+      if (areExplained) await get(requests, list, $("requests-summary"));
+      await get(source, take, $("summary"));
     }
-    setTimeout(ask, 1000 * interval_s);
+    setTimeout(ask, 1000 * (Number(intervalS) || 1));
   };
   ask();
+}
+
+function list({ ranks }) {
+  latest.take(ranks.flatMap((rank) => rank.requests));
+  if (latest.rid !== null) { if (layout) show(current); else trace(); }
 }
 
 const NO_NODES = { parent: [], depth: [], tokens: [], kind: [], role: [], uses: [], last_s: [], worth: [], hash: [] };
@@ -328,10 +377,5 @@ function showMarks() {
 showMarks();
 show(current);
 performance.measure("marconi-first-draw", { start: 0, end: performance.now() });
-if (body.dataset.requests) {
-  document.querySelector("label[for=query]").textContent = "Prefix hash or request id";
-  $("query").removeAttribute("maxlength");
-  $("query").placeholder = "";
-  $("query").size = 32;
-}
-if (body.dataset.source) poll(body.dataset.source, Number(body.dataset.intervalS) || 1);
+openRequest();
+if (body.dataset.source) poll();

@@ -64,6 +64,7 @@ class TreePicture {
     this.spans(ctx, layout, large, place, look);
     this.marks(ctx, layout, large, place, look);
     this.rings(ctx, layout, place, look);
+    this.request(ctx, layout, place, look);
     this.axis(ctx, place, look);
   }
 
@@ -170,6 +171,23 @@ class TreePicture {
       ctx.strokeRect(x + ratio, y + ratio, Math.max(w - 2 * ratio, 2), Math.max(h - 2 * ratio, 2));
       if (h < 4 * ratio) ctx.fillRect(W - 8 * ratio, y - 2 * ratio, 8 * ratio, 4 * ratio);
     }
+  }
+
+  // The bar of the request that is looked at, along its path, at the foot of the path's last node.
+  request(ctx, layout, { view, sx, sy, top, W, H, ratio }, look) {
+    if (look.end < 0) return;
+    const h = 10 * ratio, y = top + Math.min((layout.y1[look.end] - view.y0) * sy, H) - h - ratio;
+    if (y + h < top || (layout.y0[look.end] - view.y0) * sy > H) return;
+    const at = (x) => Math.min(Math.max((x - view.x0) * sx, 0), W);
+    const strip = (start, end, fill, height) => {
+      ctx.fillStyle = fill;
+      for (const [a, b] of layout.pieces(look.end, start, end)) {
+        ctx.fillRect(at(a), y + (h - height) / 2, at(b) - at(a), height);
+      }
+    };
+    strip(0, Infinity, look.color("ink"), 2 * ratio);
+    for (const { start, end } of look.parts) strip(start, end, look.color("card"), h + 2 * ratio);
+    for (const { name, start, end } of look.parts) strip(start, end, hatched(ctx, name, look), h);
   }
 
   axis(ctx, { view, sx, W, ratio }, look) {
