@@ -261,8 +261,8 @@ class Layers:
         hooks.on_init_forward_metadata(None, self.hybrid, self.forward_batch)
         way_s = time.thread_time() - start_s
         times_s = [way_s, *self.run()[1:]]
-        if any(each.num_layers != NUM_LAYERS for each in checkpoints):
-            written = [each.num_layers for each in checkpoints]
+        if any(each.num_parts != NUM_LAYERS for each in checkpoints):
+            written = [each.num_parts for each in checkpoints]
             raise RuntimeError(f"every state must be written by {NUM_LAYERS} layers, got {written}")
         return times_s
 

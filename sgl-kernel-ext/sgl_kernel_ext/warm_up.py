@@ -75,14 +75,14 @@ def mamba2_checkpoint(pool: Tensor, *, num_groups: int, chunk_size: int, dtype: 
     )
 
 
-def short_conv_checkpoint(pool: Tensor, x: Tensor) -> None:
+def short_conv_checkpoint(pool: Tensor, x: Tensor, *, always_continues: bool = False) -> None:
     """Compile `short_conv.checkpoint` for inputs with the dtype and strides of x (num_tokens, num_channels).
 
-    With and without windows of `pool` to continue from.
+    With and without windows of `pool` to continue from, or from every sequence's slot, given in int64.
     """
-    slots = torch.full((1,), -1, dtype=torch.int32, device=pool.device)
+    slots = torch.full((1,), -1, dtype=torch.int64 if always_continues else torch.int32, device=pool.device)
     states = StateSlots(pool, slots, torch.zeros(1, dtype=torch.bool, device=pool.device))
-    for each in (states, None):
+    for each in (StateSlots(pool, slots),) if always_continues else (states, None):
         short_conv.checkpoint(x, states=each, spans=_nothing(pool), pool=pool)
 
 

@@ -186,7 +186,7 @@ def run_prefill(card: Card, finding: Finding, model: Model, batch: Prefill) -> P
             finding.way = type(linear.marconi_way.way).__name__
             for layer in range(NUM_LAYERS):
                 finding.results.append(shape_of(model.layer(hybrid, linear, forward_batch, layer, sum(batch.lengths))))
-    finding.num_written = [each.num_layers for each in planned]
+    finding.num_written = [each.num_parts for each in planned]
     return Prefilled(hybrid, linear, scheduled, planned)
 
 

@@ -152,7 +152,7 @@ def run_decodes(card: Card, finding: Finding, model: Model, prefilled: Prefilled
     with Operations(card) as step, HostWaits(card):
         layers.step(reqs[1:])
     launches = card.launches[num_launches:]
-    finding.num_written = [each.num_layers for each in prefilled.planned]
+    finding.num_written = [each.num_parts for each in prefilled.planned]
     finding.facts["decodes"] = {
         "begin": begin.owners.count("ours"),
         "steps": (replays.owners + step.owners).count("ours"),

@@ -76,7 +76,10 @@ CONFIGS: Final[dict[str, Mapping[str, Any]]] = {
     "Qwen3NextForCausalLM": {"model_type": "qwen3_next"},
     "Qwen3_5ForConditionalGeneration": {"model_type": "qwen3_5"},
     "Qwen3_5MoeForConditionalGeneration": {"model_type": "qwen3_5_moe"},
-    "Qwen4ExpForConditionalGeneration": {"model_type": "qwen4_exp"},
+    "Qwen4ExpForConditionalGeneration": {
+        "model_type": "qwen4_exp",
+        "text_config": {"ple_layer_ids": [2], "eos_token_id": 0},
+    },
     "ZayaForCausalLM": {"model_type": "zaya"},
 }
 """Of each architecture on the page."""

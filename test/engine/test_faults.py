@@ -330,7 +330,7 @@ def prefilled(monkeypatch: pytest.MonkeyPatch, num_layers: int, others: Callable
     soak = soak_of(EXTRA, 1)
     cache = soak.scheduler.cache
     monkeypatch.setattr(
-        rig_scheduler, "mark_written", lambda made, _: [setattr(each, "num_layers", num_layers) for each in made]
+        rig_scheduler, "mark_written", lambda made, _: [setattr(each, "num_parts", num_layers) for each in made]
     )
     monkeypatch.setattr(cache, "_all_reduce_attn_groups", lambda flags, _: others(flags))
     soak.run()
@@ -346,7 +346,7 @@ def test_a_prefill_that_wrote_nothing_stops_planning(
     assert not cache.cuts_prefills
     (line,) = [record.getMessage() for record in caplog.records if "no longer planned" in record.getMessage()]
     num_layers = len(cache.req_to_token_pool.mamba_map)
-    assert f"a prefill ran 0 of {num_layers} recurrent layers where states can be taken" in line
+    assert f"a prefill wrote 0 of the {num_layers} parts of a state" in line
 
 
 @pytest.mark.parametrize("which", ["states", "faults"])

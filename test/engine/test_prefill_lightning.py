@@ -131,7 +131,7 @@ def test_outputs_and_final_states_are_those_of_one_piece(cut: Prefilled) -> None
 def test_a_state_at_any_position_is_that_of_a_prefill_that_ends_there(cut: Prefilled) -> None:
     for slot, (row, position) in enumerate(WANTED, start=5):
         assert_close(cut.pool[slot], prefill([row], [position]).pool[row + 1])
-    assert {each.num_layers for each in cut.checkpoints} == {1}
+    assert {each.num_parts for each in cut.checkpoints} == {1}
 
 
 def test_a_wrong_position_is_seen(cut: Prefilled) -> None:

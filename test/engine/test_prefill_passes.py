@@ -95,7 +95,7 @@ def run(backend: RunningSums, forward_batch: Any, tokens: torch.Tensor, checkpoi
 
 def set_way(backend: RunningSums, forward_batch: Any, checkpoints: list[Checkpoint]) -> None:
     plan = hooks._Plan(forward_batch.sampling_info, forward_batch.extend_seq_lens_cpu, checkpoints)
-    setattr(backend, hooks._WAY, hooks._Prepared(plan, passes.prepare(backend, forward_batch, checkpoints)))
+    setattr(backend, hooks._WAY, hooks._Prepared(plan, passes.prepare(backend, forward_batch, checkpoints), None))
 
 
 def random_case(rng: random.Random) -> tuple[list[int], list[int], list[tuple[int, int]]]:
@@ -137,7 +137,7 @@ def test_outputs_and_states_are_those_of_a_prefill_in_one_piece(seed: int) -> No
         state = parts.layer_states.temporal[int(each.slot)]
         assert torch.equal(state, expected_states(tokens, starts, lengths, each.row, each.depth, before))
         assert parts.layer_states.conv[0][int(each.slot)] == each.depth
-        assert each.num_layers == 1
+        assert each.num_parts == 1
     untouched = [slot for slot in range(10, NUM_SLOTS) if slot - 10 >= len(wanted)]
     assert parts.layer_states.temporal[untouched].isnan().all()
 
@@ -214,11 +214,8 @@ class HybridLinearAttnBackend:
         self.linear_attn_backend = linear
 
 
-def runner(hybrid: Any, *, has_side_states: bool = False) -> Any:
-    pool = SimpleNamespace(
-        short_conv_pool=SimpleNamespace(enabled=False), ngram_pool=SimpleNamespace(enabled=has_side_states)
-    )
-    return SimpleNamespace(attn_backend=hybrid, req_to_token_pool=pool)
+def runner(hybrid: Any) -> Any:
+    return SimpleNamespace(attn_backend=hybrid)
 
 
 def test_models_whose_prefills_cannot_be_cut_are_told_apart() -> None:
@@ -229,7 +226,6 @@ def test_models_whose_prefills_cannot_be_cut_are_told_apart() -> None:
     graphs = HybridLinearAttnBackend(verified[0])
     graphs.use_captured_forward_metadata_for_breakable_cuda_graph = True  # type: ignore[attr-defined]
     assert "prefill graph" in str(hooks.why_not(runner(graphs)))
-    assert "states beside" in str(hooks.why_not(runner(HybridLinearAttnBackend(verified[0]), has_side_states=True)))
 
 
 def test_the_verified_backends_are_sglangs() -> None:

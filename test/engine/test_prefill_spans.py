@@ -196,7 +196,7 @@ def test_a_state_at_any_position_is_that_of_a_prefill_that_ends_there(family: Fa
         torch.testing.assert_close(layer.pools.conv[0][slot], window, rtol=0, atol=0)
         # float32 sums of up to a chunk's terms, in another order.
         torch.testing.assert_close(layer.pools.temporal[slot], state, rtol=0, atol=1e-6 * float(state.abs().max()))
-        assert checkpoint.num_layers == 1
+        assert checkpoint.num_parts == 1
 
 
 @pytest.mark.parametrize("first", [WIDTH - 2, WIDTH - 1], ids=["from the prefix", "from inputs alone"])
@@ -227,7 +227,7 @@ def test_a_layer_whose_kernels_were_not_met_keeps_nothing(monkeypatch: pytest.Mo
     """Negative control: a forward that took another way is not counted as having written its states."""
     monkeypatch.setattr(Layer, "prefill", lambda self, forward_batch, tokens: tokens)
     checkpoints, _, _ = kept_at(Family.GATED_DELTA_RULE, [(0, 64), (0, 130)])
-    assert [each.num_layers for each in checkpoints] == [0, 1], "only the copy at the end was made"
+    assert [each.num_parts for each in checkpoints] == [0, 1], "only the copy at the end was made"
 
 
 LAYER_IDS = (5, 2, 9)
@@ -287,10 +287,10 @@ def test_states_at_the_end_are_copied_once_in_all_layers_when_the_last_has_run(m
     for layer_id in (2, 5):
         layers.run(layer_id)
         assert layers.kept() == [[{0.0}] * 3] * 2
-        assert not any(each.num_layers for each in layers.checkpoints)
+        assert not any(each.num_parts for each in layers.checkpoints)
     layers.run(9)
     assert layers.kept() == [[{15.0}, {12.0}, {19.0}], [{25.0}, {22.0}, {29.0}]]
-    assert [each.num_layers for each in layers.checkpoints] == [3, 3]
+    assert [each.num_parts for each in layers.checkpoints] == [3, 3]
     assert len(num_copies) == 2, "one a pool"
 
 
@@ -299,7 +299,7 @@ def test_a_state_at_the_end_that_one_layer_did_not_come_to_is_not_copied_and_not
     for layer_id in (2, 9, 9):
         layers.run(layer_id)
     assert layers.kept() == [[{0.0}] * 3] * 2
-    assert [each.num_layers for each in layers.checkpoints] == [0]
+    assert [each.num_parts for each in layers.checkpoints] == [0]
 
 
 def test_a_wrong_position_is_seen() -> None:

@@ -131,7 +131,7 @@ def test_a_window_at_any_token_is_that_of_a_prefill_that_ends_there(prefill: Pre
     linear = ShortConvAttnBackend()
     made = planned(linear, EVERYWHERE)
     prefill(linear, LENGTHS, *batch())
-    assert [each.num_layers for each in made] == [1] * len(EVERYWHERE)
+    assert [each.num_parts for each in made] == [1] * len(EVERYWHERE)
     for each, (row, position) in zip(made, EVERYWHERE, strict=True):
         kept = [pool[0, int(each.slot)] for pool in linear.conv]
         for one, other in zip(
@@ -162,7 +162,7 @@ def test_a_layer_ends_where_its_windows_are_kept(prefill: Prefill) -> None:
     prefill(linear, LENGTHS, *batch())
     kept = [each.clone() for each in linear.conv]
     prefill(linear, LENGTHS, *batch(seed=4))
-    assert made[0].num_layers == 1
+    assert made[0].num_parts == 1
     assert all(
         torch.equal(one[:, len(LENGTHS)], other[:, len(LENGTHS)]) for one, other in zip(kept, linear.conv, strict=True)
     )
@@ -173,4 +173,4 @@ def test_a_layer_whose_kernel_was_not_met_is_not_counted() -> None:
     made = planned(linear, [(0, 2)])
     spans.begin(None, LAYER)
     lfm2(linear, LENGTHS, *batch())
-    assert made[0].num_layers == 0
+    assert made[0].num_parts == 0

@@ -77,6 +77,7 @@ from marconi.engine.launch.flags import Explain, Flags
 from marconi.engine.launch.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.launch.running import may_track
 from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.prefill.side_states import num_parts
 from marconi.engine.reports.explain import Explained, Explanations, uncached
 from marconi.engine.reports.metrics import CacheMetrics, labels
 from marconi.engine.reports.moments import Moments, Steps
@@ -589,8 +590,8 @@ class MarconiRadixCache(UnifiedRadixCache):
             checkpoint = run.checkpoints.pop(depth)
             self.waiting.arrived(req, depth)
             if checkpoint.is_written is None:
-                num_layers = len(self.req_to_token_pool.mamba_map)
-                fault = settle(checkpoint.batch, num_layers, self.faults.first is None, self._on_all_ranks)
+                parts = num_parts(self.req_to_token_pool)
+                fault = settle(checkpoint.batch, parts, self.faults.first is None, self._on_all_ranks)
                 if fault is not None:
                     self.faults.note(fault)
             (written if checkpoint.is_written else unwritten)[depth] = checkpoint.slot

@@ -186,22 +186,22 @@ def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
 
 
 def settle(
-    checkpoints: Sequence[Checkpoint], num_layers: int, is_sound: bool, on_all_ranks: Callable[..., list[bool]]
+    checkpoints: Sequence[Checkpoint], num_parts: int, is_sound: bool, on_all_ranks: Callable[..., list[bool]]
 ) -> str | None:
-    """Settle which states of a prefill every one of `num_layers` layers has written, on every rank.
+    """Settle which states of a prefill have all of their `num_parts` parts, on every rank.
 
     `is_sound` says that no hook has failed here; `on_all_ranks` takes flags and returns which are set on every rank.
     Returns why states can be planned no longer; None if they can.
     """
-    own = [each.num_layers == num_layers for each in checkpoints]
+    own = [each.num_parts == num_parts for each in checkpoints]
     are_all_sound, *written = on_all_ranks(is_sound, *own)
     for checkpoint, is_written in zip(checkpoints, written, strict=True):
         checkpoint.is_written = is_written
     if not are_all_sound or (any(own) and not any(written)):
         return "a hook failed on another rank"
     if checkpoints and not any(own):
-        num_seen = max(each.num_layers for each in checkpoints)
-        return f"a prefill ran {num_seen} of {num_layers} recurrent layers where states can be taken"
+        num_seen = max(each.num_parts for each in checkpoints)
+        return f"a prefill wrote {num_seen} of the {num_parts} parts of a state, one a recurrent layer"
     return None
 
 

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import torch
 
+from marconi.engine.prefill.side_states import pools_beside
 from sgl_kernel_ext import draft_ends
 from sgl_kernel_ext.checkpoints import moved, tensor_on
 
@@ -282,6 +283,7 @@ def around_can_cache(can_cache: Callable[..., bool], processor: Any, req: Any, r
 def copy_state(pool: Any, row: int, node: int, slot: torch.Tensor) -> None:
     """Copy the state that a verify step kept for `node` of `row` to `slot`, one index of SGLang's state allocator."""
     from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
 
     # One copy to the card; each index is aligned as a tensor of its own is, since Triton compiles for that.
     indices = tensor_on([node, 0, 0, 0, row], slot.device, torch.int32)
@@ -293,6 +295,8 @@ def copy_state(pool: Any, row: int, node: int, slot: torch.Tensor) -> None:
         None,
         src_indices_raw=indices[4:],
     )
+    for states, kept in pools_beside(pool):
+        HybridLinearAttnBackend._scatter_speculative_state_with_mask(states, kept, slot, indices[:1], indices[4:])
 
 
 def _take_turn(req: Any) -> int:

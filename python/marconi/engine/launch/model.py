@@ -177,7 +177,14 @@ class Model:
             num_ranks=support.num_attention_ranks(server_args),
             captures_layers=not is_on_cpu and self._captures_in_segments(view),
             is_on_cpu=is_on_cpu,
+            has_side_states=self._has_side_states,
         )
+
+    @property
+    def _has_side_states(self) -> bool:
+        """True if states beside those of its recurrent layers belong to a prefix."""
+        text = get_hf_text_config(self.hf_config)
+        return bool(getattr(text, "short_conv_layer_ids", None) or getattr(text, "ngram_context_len", 0))
 
     def _captures_prefills(self, server_args: Any, view: Any) -> bool:
         """True if a prefill graph runs the recurrent layers on static tables, on a CUDA device."""
@@ -203,8 +210,6 @@ class Model:
             linear_backend=linear,
             # Alone of the verified ones it runs on the graphs' static tables.
             are_captured=captures_prefills and linear == "KDAAttnBackend",
-            have_side_states=not self._is_inkling
-            and type(hybrid_arch.mambaish_config(self.as_model_config)).__name__ == "Qwen4ExpTextConfig",
         )
 
 

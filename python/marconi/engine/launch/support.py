@@ -51,6 +51,8 @@ class Facts:
     """Ranks that share a cache."""
     captures_layers: bool = False
     """True if the segments of the prefill graph hold recurrent layers (`prefill/verified.py`)."""
+    has_side_states: bool = False
+    """True if states beside those of its recurrent layers belong to a prefix (`prefill/side_states.py`)."""
     is_on_cpu: bool = False
     """True on the platform `marconi_cpu`, where every rank sees at once what a pass has freed."""
 
@@ -375,6 +377,11 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         lambda launch: launch.facts.has_one_pool and _more_than_one(launch.server_args.dcp_size),
         "--dcp-size {0.server_args.dcp_size} is not supported with --enable-unified-memory and "
         f"--radix-cache-backend marconi: {_DEALT} have not been moved in a test",
+    ),
+    Refused(
+        lambda launch: launch.facts.has_one_pool and launch.facts.has_side_states,
+        "--enable-unified-memory is not supported by SGLang for this model, which keeps states beside those of its "
+        "recurrent layers",
     ),
     Refused(
         lambda launch: launch.facts.has_one_pool and launch.admission == CHUNK_END,

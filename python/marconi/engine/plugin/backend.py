@@ -39,6 +39,7 @@ from marconi.engine.launch.support import Facts, notes
 from marconi.engine.plugin import upstream
 from marconi.engine.plugin.touch import hook_into, require_hooked
 from marconi.engine.prefill.hooks import why_not
+from marconi.engine.prefill.side_states import bytes_beside, has_side_states
 from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 from marconi.engine.ranks import dp_rank, is_first_rank
@@ -94,6 +95,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         )
     if facts.has_one_pool:
         hook_into(upstream.ONE_POOL)
+    if has_side_states(ctx.params.req_to_token_pool):
+        hook_into(upstream.SIDE_STATES)
     if drafts_a_chain(ctx.server_args.speculative_algorithm):
         hook_into(upstream.CHAINS)
     require_room(ctx.params)
@@ -246,4 +249,4 @@ def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
     # Pools with keys and values apart tell two sizes, latent-attention pools one.
     sizes = kv.get_kvcache().get_kv_size_bytes()
     kv_bytes = int(sum(sizes) if isinstance(sizes, tuple) else sizes) // (kv.size + params.page_size)
-    return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes, 1))
+    return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes + bytes_beside(states), 1))

@@ -16,7 +16,7 @@ _ALL: Final = groups_of(Path(__file__).with_suffix(".toml"))
 GROUPS: Final = tuple(_ALL.values())
 PLUGIN, REQUESTS, TEXT, HTTP, SCHEDULER = (_ALL[name] for name in ("plugin", "requests", "text", "http", "scheduler"))
 TRACKING, QUEUE, PREFILLS, DRAFTS = (_ALL[name] for name in ("tracking", "queue", "prefills", "drafts"))
-SHORT_CONVOLUTIONS, CHAINS = (_ALL[name] for name in ("short_convolutions", "chains"))
+SHORT_CONVOLUTIONS, SIDE_STATES, CHAINS = (_ALL[name] for name in ("short_convolutions", "side_states", "chains"))
 KERNELS, ONE_POOL, RUNNING, INT8, LOAD = (_ALL[name] for name in ("kernels", "one_pool", "running", "int8", "load"))
 _IN_CACHE: Final = (_ALL["cache"], TRACKING, _ALL["ranks"], QUEUE, PREFILLS, SHORT_CONVOLUTIONS, DRAFTS)
 

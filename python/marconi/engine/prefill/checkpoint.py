@@ -3,7 +3,7 @@
     scheduler    plans `Checkpoint`s and hangs them on its batch (`cache/scheduler.py`)
     runner       leaves them with the linear backend, for the batch that it makes of it (`hooks.py`)
     backend      chooses a `CheckpointWriter` for the batch, with its metadata, once for all layers
-    layer        runs `CheckpointWriter.run`; each layer that has written a checkpoint is counted on it
+    layer        runs `CheckpointWriter.run`; each layer that has written its part of a checkpoint is counted on it
 
 `spans.py` lets a layer's kernel run over the whole batch and takes the states inside from what it leaves; `passes.py`
 cuts the batch where states are kept, for kernels that leave nothing. Either copies the state at a prefill's end from
@@ -28,8 +28,8 @@ class Checkpoint:
     depth: int
     slot: torch.Tensor
     """One index of SGLang's state allocator."""
-    num_layers: int = 0
-    """Recurrent layers that have written their part."""
+    num_parts: int = 0
+    """Parts that are written: one a recurrent layer, and those beside them (`side_states.py`)."""
     batch: "Sequence[Checkpoint]" = ()
     """All of its prefill."""
     is_written: bool | None = None
@@ -63,10 +63,10 @@ class CheckpointWriter(Protocol):
         ...
 
 
-def mark_written(checkpoints: Sequence[Checkpoint], num_layers: int) -> None:
-    """Count the layers that have written `checkpoints`; a host without a model says so itself."""
+def mark_written(checkpoints: Sequence[Checkpoint], num_parts: int) -> None:
+    """Count parts of `checkpoints` that are written; a host without a model says so itself."""
     for each in checkpoints:
-        each.num_layers += num_layers
+        each.num_parts += num_parts
 
 
 def working_slots(metadata: Any, rows: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,12 @@ Owner: the process that runs the model.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from sglang.srt.model_executor.forward_context import get_attn_backend, get_req_to_token_pool
+
 from marconi.engine.cache.scheduler import PLAN
 from marconi.engine.prefill import passes, spans
 from marconi.engine.prefill.checkpoint import Checkpoint, CheckpointWriter, LayerCall
+from marconi.engine.prefill.side_states import SideStates
 from marconi.engine.prefill.verified import RecurrentLayers
 
 _WAY = "marconi_way"
@@ -42,6 +45,7 @@ class _Prepared(NamedTuple):
 
     plan: _Plan
     way: CheckpointWriter
+    beside: SideStates | None
 
 
 def on_init_new(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, *_: Any, **__: Any) -> None:
@@ -68,7 +72,7 @@ def on_init_forward_metadata(_result: None, backend: Any, forward_batch: Any) ->
             if family is None
             else spans.prepare(family, linear, forward_batch, plan.checkpoints)
         )
-        setattr(linear, _WAY, _Prepared(plan, way))
+        setattr(linear, _WAY, _Prepared(plan, way, SideStates.of(linear, forward_batch, plan.checkpoints)))
 
 
 def around_hybrid_forward(forward: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,18 +103,44 @@ def on_conv_state_metadata(_handle: Any, backend: Any, layer_id: int, forward_ba
     spans.begin(_way_of(backend.linear_attn_backend, forward_batch), layer_id)
 
 
+def before_side_windows(layer: Any, x: Any, forward_batch: Any, batch: Any) -> None:
+    """Before `Qwen4ExpPLELayer._short_conv`: the windows beside a recurrent state, of one layer."""
+    beside, layout = _beside(forward_batch), batch
+    if beside is not None and len(x):
+        pool = get_req_to_token_pool().short_conv_layer_cache(layer.layer_id)
+        beside.keep_windows(x, pool, layout.state_indices)
+
+
+def on_commit_history(_result: None, batch: Any, forward_batch: Any) -> None:
+    """After `_commit_ple_batch` of the same models: the last tokens."""
+    beside, layout = _beside(forward_batch), batch
+    if beside is not None and layout is not None and layout.ngram_context is not None:
+        num_kept = layout.ngram_context.shape[1] - layout.row_width
+        beside.keep_history(layout.ngram_context, num_kept, get_req_to_token_pool().ngram_pool)
+
+
 def why_not(model_runner: Any) -> str | None:
     """Why the prefills of this model can keep no planned states; None if they can."""
-    hybrid, pool = model_runner.attn_backend, model_runner.req_to_token_pool
+    hybrid = model_runner.attn_backend
     linear = getattr(hybrid, "linear_attn_backend", None)
     return RecurrentLayers(
         hybrid_backend=type(hybrid).__name__,
         linear_backend=None if linear is None else type(linear).__name__,
         are_captured=getattr(hybrid, "use_captured_forward_metadata_for_breakable_cuda_graph", False),
-        have_side_states=pool.short_conv_pool.enabled or pool.ngram_pool.enabled,
     ).why_not_planned
 
 
 def _way_of(linear: Any, forward_batch: Any) -> CheckpointWriter | None:
+    prepared = _prepared(linear, forward_batch)
+    return None if prepared is None else prepared.way
+
+
+def _beside(forward_batch: Any) -> SideStates | None:
+    """The states to keep beside the recurrent ones of `forward_batch`; a draft model has a backend of its own."""
+    prepared = _prepared(getattr(get_attn_backend(), "linear_attn_backend", None), forward_batch)
+    return None if prepared is None else prepared.beside
+
+
+def _prepared(linear: Any, forward_batch: Any) -> _Prepared | None:
     prepared: _Prepared | None = getattr(linear, _WAY, None)
-    return prepared.way if prepared is not None and prepared.plan.is_of(forward_batch) else None
+    return prepared if prepared is not None and prepared.plan.is_of(forward_batch) else None

@@ -39,8 +39,6 @@ class RecurrentLayers:
     """None for a model that has none."""
     are_captured: bool = False
     """True if a prefill graph captures them."""
-    have_side_states: bool = False
-    """True if states beside their own belong to a prefix."""
 
     @property
     def why_not_planned(self) -> str | None:
@@ -49,6 +47,4 @@ class RecurrentLayers:
             return f"recurrent layers on {self.linear_backend or self.hybrid_backend}"
         if self.are_captured:
             return "a prefill graph that captures the recurrent layers"
-        if self.have_side_states:
-            return "states beside those of the recurrent layers"
         return None

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from marconi.engine.faults import fails_open
+from marconi.engine.prefill.side_states import pools_beside
 from marconi.engine.prefill.spans import FLA_CHUNK_SIZE, ChunkEnds, Family, family_of
 from sgl_kernel_ext import warm_up
 from sgl_kernel_ext.launch import runs_kernels
@@ -65,6 +66,10 @@ def warm_up_prefills(model_runner: Any) -> None:
         warm_up.short_conv_checkpoint(windows, inputs)
         for pool in (*pools.conv, pools.temporal):
             warm_up.state_copies(pool, slot_dim=1)
+    for beside, _ in pools_beside(linear.req_to_token_pool):
+        if beside.is_floating_point():
+            inputs = beside.new_empty(1, beside.shape[2], dtype=dtype)
+            warm_up.short_conv_checkpoint(beside[0], inputs, always_continues=True)
     logger.info("marconi: what keeps states of a prefill was compiled in %.1f s", time.monotonic() - start_s)
 
 
