@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from marconi import cli
+from marconi import __version__, cli
 from marconi.view import fleet
 
 from .test_top import Server, server  # noqa: F401 - a fixture
@@ -83,7 +83,7 @@ def test_a_worker_has_its_hits_of_prompt_tokens_its_work_and_its_first_tokens() 
 def test_a_worker_that_is_down_is_named_with_its_reason_before_the_table() -> None:
     lines = shown(STATE)
     assert lines[1] == "http://b:2 is down: cannot connect"
-    assert "http://b:2 down - - - - 0 0 ms -" in lines
+    assert "http://b:2 down - - - - 0 - -" in lines
     refused = deepcopy(STATE)
     refused["workers"] = [{**DOWN, "condition": "refused", "why": "another model"}]
     assert shown(refused)[1] == "http://b:2 is refused: another model"
@@ -127,8 +127,8 @@ def test_top_of_a_router_shows_its_fleet_given_its_token(
 @pytest.mark.parametrize(
     ("code", "body", "says"),
     [
-        (401, {"object": "error"}, "URL is a router: --api-key must be its administrator's token"),
-        (200, {"workers": []}, "URL/router shows no traffic: it must be a router of this version"),
+        (401, {"object": "error"}, "URL: --api-key must be the token of that router, got none"),
+        (200, {"version": "0.0.1", "workers": []}, f"URL must be a router of version {__version__}, got version 0.0.1"),
     ],
 )
 def test_top_says_in_one_line_why_it_shows_no_fleet(

@@ -61,7 +61,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
             *(_share(hits[name]["mean"], hits["prompt"]["mean"]) if hits else _NONE for name in ("expected", "seen")),
             *(_seconds(first[name]["median"]) if first else _NONE for name in ("expected", "seen")),
             f"{worker['num_running']:,}",
-            _seconds(worker["work_ahead_s"]),
+            _seconds(worker["work_ahead_s"]) if worker["condition"] == "up" else _NONE,
             f"{worker['turnover']:.0%}" if "turnover" in worker else _NONE,
         )
     return table

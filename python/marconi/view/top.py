@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from marconi import __version__
 from marconi.policy.causes import Cause
 from marconi.process import fetch, from_json
 from marconi.view import fleet
@@ -72,10 +73,12 @@ def ask_router(address: str, api_key: str | None = None) -> dict[str, Any]:
         answer = from_json(endpoint, fetch(endpoint, api_key=api_key))
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.UNAUTHORIZED:
-            raise ValueError(f"{address} is a router: --api-key must be its administrator's token") from None
+            got = "none" if api_key is None else "another"
+            raise ValueError(f"{address}: --api-key must be the token of that router, got {got}") from None
         raise ValueError(f"{endpoint} answers {error.code}: {_reason(error) or error.reason}") from None
     if not isinstance(answer, dict) or "traffic" not in answer:
-        raise ValueError(f"{endpoint} shows no traffic: it must be a router of this version")
+        version = answer.get("version") if isinstance(answer, dict) else None
+        raise ValueError(f"{address} must be a router of version {__version__}, got version {version}")
     return answer
 
 

@@ -118,7 +118,7 @@ def test_it_shows_the_routers_state_and_asks_for_nothing_else(opened: Callable[.
     found, state = opened(), fleet.state()
     workers = cells(found, "workers")
     assert [row[0] for row in workers] == [each["name"] for each in state["workers"]]
-    assert [row[1][:4] for row in workers] == ["up", "up", "down"]
+    assert [row[1] for row in workers] == ["up", "up", "down"]
     served = state["recent"][0]["worker"]
     (row,) = (row for row in workers if row[0] == served)
     latest = next(each["latest"] for each in state["workers"] if each["name"] == served)

@@ -18,7 +18,7 @@ from marconi.router.dispatch import Ticket
 from marconi.router.gateway.connections import Connections
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.placed import CachedTokens, FirstToken
-from marconi.router.gateway.traffic import Traffic
+from marconi.router.gateway.traffic import FleetTraffic
 
 _PREFIX: Final = "marconi_router_"
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -31,7 +31,7 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._gateway = gateway
         self._connections = connections
-        self.traffic = Traffic()
+        self.traffic = FleetTraffic()
         self.requests = self._counter("requests", "Requests that were answered.", "route", "status")
         self.health_checks = self._counter("health_checks", "Health checks of this router, no requests.", "status")
         self.decisions = self._counter("decisions", "Where requests were sent, and why.", "worker", "reason")

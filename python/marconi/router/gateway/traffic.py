@@ -31,7 +31,7 @@ class Step:
     """Tokens that were cached, as these answers report."""
 
 
-class Traffic:
+class FleetTraffic:
     """The latest steps."""
 
     def __init__(self) -> None:

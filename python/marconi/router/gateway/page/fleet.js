@@ -24,11 +24,11 @@ function absence({ name, condition, why }) {
   return `${name} ${said}${why ? `: ${why}` : ""}.${next}`;
 }
 
-function cellsOf({ condition, why, num_running, work_ahead_s, turnover, latest }) {
-  const hits = latest?.cached_tokens, first = latest?.ttft_s;
+function cellsOf({ condition, num_running, work_ahead_s, turnover, latest }) {
+  const hits = latest?.cached_tokens, first = latest?.ttft_s, ahead_s = condition === "up" ? work_ahead_s : null;
   const rate = (tokens) => known(hits, () => percent(tokens(hits).mean, hits.prompt.mean));
-  return [condition === "up" ? "up" : `${condition}: ${why}`, rate(({ expected }) => expected), rate(({ seen }) => seen),
-    timed(first?.expected.median), timed(first?.seen.median), number(num_running), timed(work_ahead_s),
+  return [condition, rate(({ expected }) => expected), rate(({ seen }) => seen),
+    timed(first?.expected.median), timed(first?.seen.median), number(num_running), timed(ahead_s),
     known(turnover, (share) => `${Math.round(100 * share)} %`)];
 }
 
