@@ -48,10 +48,10 @@ def _absence(worker: Mapping[str, Any]) -> Text:
 
 def _workers(workers: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("worker", overflow="fold")
-    table.add_column("condition")
-    for name in ("hits expected", "hits seen", "first token expected", "seen", "running", "work ahead", "turnover"):
-        table.add_column(name, justify="right")
+    table.add_column("\nworker", overflow="fold")
+    table.add_column("\ncondition", no_wrap=True)
+    for name in ("hits\nexpected", "\nseen", "TTFT\nexpected", "\nseen", "\nrunning", "work\nahead", "\nturnover"):
+        table.add_column(name, justify="right", no_wrap=True)
     for worker in workers:
         latest = worker.get("latest") or {"cached_tokens": None, "ttft_s": None}
         hits, first = latest["cached_tokens"], latest["ttft_s"]
@@ -72,8 +72,8 @@ def _decisions(recent: list[dict[str, Any]], now_s: float) -> Table:
     table.add_column("ago", justify="right", no_wrap=True)
     table.add_column("worker", overflow="fold")
     table.add_column("reason")
-    for name in ("prompt", "hit expected", "hit seen", "answer"):
-        table.add_column(name, justify="right")
+    for name in ("prompt", "expected", "seen", "answer"):
+        table.add_column(name, justify="right", no_wrap=True)
     for each in recent[:NUM_DECISIONS]:
         table.add_row(
             f"{max(now_s - each['at_s'], 0):,.0f} s",
