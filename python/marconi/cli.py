@@ -182,16 +182,19 @@ def _parser() -> argparse.ArgumentParser:
 def _add_top(commands: "argparse._SubParsersAction[_Parser]") -> None:
     top = commands.add_parser(
         "top",
-        help="watch a server's cache",
-        description="Show the contents and activity of a server's cache, live; Ctrl-C ends it.",
+        help="watch a server's cache, or a router's fleet",
+        description="Show the contents and activity of a server's cache, or the workers of a router, live; Ctrl-C ends "
+        "it.",
         epilog="example:\n  marconi top http://127.0.0.1:30000",
     )
-    top.add_argument("url", metavar="URL", help="the server's address, for example http://127.0.0.1:30000")
+    top.add_argument(
+        "url", metavar="URL", help="the address of the server or router, for example http://127.0.0.1:30000"
+    )
     top.add_argument(
         "--interval-s", type=_seconds, default=1.0, metavar="SECONDS", help="seconds between two updates (default: 1)"
     )
     top.add_argument("--once", action="store_true", help="print the current values once and exit")
-    top.add_argument("--api-key", metavar="KEY", help="the server's API key, if it has one")
+    top.add_argument("--api-key", metavar="KEY", help="the server's API key, or the router's token, if it has one")
     top.set_defaults(run=_top)
 
 

@@ -13,7 +13,7 @@ from marconi.view.document import document, hatchings
 
 ROOT = Path(__file__).parents[2]
 GROUNDS = ("#ffffff", "#171c24")
-"""The cards of the page, light and dark (`view/page/style.css`)."""
+"""The cards of the page, light and dark (`page/style.css`)."""
 
 
 def luminance(color: str) -> float:
@@ -45,7 +45,7 @@ def test_causes_stand_by_their_cures_each_with_its_own_colour_and_hatching() -> 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_a_colour_is_seen_on_light_and_dark(cause: Cause) -> None:
-    style = (ROOT / "python/marconi/view/page/style.css").read_text(encoding="utf-8")
+    style = (ROOT / "python/marconi/page/style.css").read_text(encoding="utf-8")
     assert tuple(re.findall(r"--card: (#\w{6})", style)) == GROUNDS
     assert all(contrast(cause.color, ground) >= 3 for ground in GROUNDS)
 

@@ -14,13 +14,13 @@ from structure.test_circles import arrows, sources
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
 LAYERS = (
-    *("process", "record", "chat", "extensions", "model", "tree", "policy", "lifecycle", "replay", "plan", "view"),
-    *("events", "router", "engine", "check", "validate", "cli"),
+    *("process", "record", "chat", "extensions", "page", "model", "tree", "policy", "lifecycle", "replay", "plan"),
+    *("view", "events", "router", "engine", "check", "validate", "cli"),
 )
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
 # What a worker publishes is of its tree alone, and a router knows neither the policies behind it nor their replay.
 ALLOWED["events"] = {"tree", "events"}
-ALLOWED["router"] = {"process", "record", "chat", "model", "events", "router"}
+ALLOWED["router"] = {"process", "record", "chat", "page", "model", "events", "router"}
 # One server each: against its replay, and before it starts.
 ALLOWED["validate"] -= {"router"}
 ALLOWED["check"] -= {"router"}

@@ -161,19 +161,22 @@ def test_a_server_that_has_no_cache_of_ours_gets_one_line(
         (401, {"object": "error"}, "(GET /router says which, given the administrator's token)"),
     ],
 )
-def test_a_router_is_told_from_a_server_and_says_where_to_look(
+def test_why_tells_a_router_from_a_server_and_says_where_to_look(
     server: tuple[type[Server], str], capsys: pytest.CaptureFixture[str], code: int, body: dict[str, Any], says: str
 ) -> None:
     handler, url = server
-    error = {"object": "error", "error": {"message": "GET /marconi: Not Found", "code": 404}}
+    error = {"object": "error", "error": {"message": "GET /marconi/requests: Not Found", "code": 404}}
     handler.answers = (404, json.dumps(error).encode())
     handler.beside["/router"] = (code, json.dumps(body).encode())
-    assert cli.main(["top", url, "--once"]) == 2
+    assert cli.main(["why", url]) == 2
     told = f"{url} is a router, which has no cache of its own: give one of its workers {says}"
     assert capsys.readouterr().err == f"marconi: error: {told}\n"
     handler.beside["/router"] = (404, b"")
-    assert cli.main(["top", url, "--once"]) == 2
-    assert capsys.readouterr().err == f"marconi: error: {url}/marconi answers 404: GET /marconi: Not Found\n"
+    assert cli.main(["why", url]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"marconi: error: {url}/marconi/requests answers 404: GET /marconi/requests: Not Found\n"
+    )
 
 
 def test_a_port_where_something_else_than_http_answers_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,18 +11,18 @@ The lines of its hatching lie at `angle` degrees, one for each cure, `gap` pixel
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import Final
 
+from marconi.page.inlined import inlined
 from marconi.policy.causes import Cause, Cure
 from marconi.view.frame import Frame, encoded
 
-SCRIPTS: Final = ("layout.js", "tree.js", "charts.js", "requests.js", "page.js")
-"""In the order in which they are run."""
+SCRIPTS: Final = ("layout.js", "tree.js", "requests.js", "page.js")
+"""In the order in which they are run, after those of all pages."""
 # Upright lines are lost between narrow bars: they are left to what nobody can change.
 _ANGLES: Final = dict(zip(Cure, (0, 45, 135, 90), strict=True))
 
@@ -47,16 +47,16 @@ class PageSource:
 
 def document(title: str, frames: Sequence[Frame] = (), source: PageSource | None = None) -> str:
     """The page of `frames`, or of those that `source` gives."""
-    pieces = {
-        "title": escape(title),
-        "source": "" if source is None else source.attributes,
-        "style": _text("style.css"),
+    return inlined(
+        files("marconi.view").joinpath("page"),
+        "index.html",
+        SCRIPTS,
+        title=escape(title),
+        source="" if source is None else source.attributes,
         # A text in JSON must not end the element that it is in.
-        "frames": encoded(frames).decode().replace("<", "\\u003c"),
-        "causes": json.dumps(hatchings()),
-        "scripts": "\n".join(map(_text, SCRIPTS)),
-    }
-    return re.sub(r"\{\{([a-z]+)\}\}", lambda match: pieces[match[1]], _text("index.html"))
+        frames=encoded(frames).decode().replace("<", "\\u003c"),
+        causes=json.dumps(hatchings()),
+    )
 
 
 def hatchings() -> dict[str, dict[str, str | int]]:
@@ -66,7 +66,3 @@ def hatchings() -> dict[str, dict[str, str | int]]:
         for cure, angle in _ANGLES.items()
         for place, cause in enumerate(cause for cause in Cause if cause.cure is cure)
     }
-
-
-def _text(name: str) -> str:
-    return files("marconi.view").joinpath("page", name).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""`marconi top URL`: what a server's cache holds and does, live in a terminal.
+"""`marconi top URL`: what a server's cache holds and does, live in a terminal, or a router's fleet (`fleet.py`).
 
-Asks `GET /marconi` again and again and shows totals, with rates over the time since the last answer. Needs neither
-SGLang nor an accelerator: the server may be anywhere.
+Asks `GET /marconi`, or a router's `GET /router`, again and again. Shows a server's totals, with rates over the time
+since the last answer. Needs neither SGLang nor an accelerator: the server may be anywhere.
 """
 
 import json
@@ -12,31 +12,74 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from marconi import __version__
 from marconi.policy.causes import Cause
 from marconi.process import fetch, from_json
+from marconi.view import fleet
 
 MAX_CAUSES = 5
 """Causes of misses that are shown, those of the most tokens, in the order in which they are shown everywhere."""
 
 
+class RouterError(ValueError):
+    """The address of a router, where a server's is required."""
+
+
 def watch(url: str, interval_s: float, console: Console, api_key: str | None = None) -> int:
-    """Show the server at `url` until interrupted; `ValueError` or `OSError`, one line, for what is none."""
+    """Show the server or router at `url` until interrupted; `ValueError` or `OSError`, one line, for what is none."""
     address = address_of(url)
+
+    def pause() -> None:
+        time.sleep(interval_s)
+
+    pages: Iterator[RenderableType]
+    if _is_router(address, api_key):
+        pages = fleet.views(lambda: ask_router(address, api_key), pause)
+    else:
+        pages = views(lambda: ask(address, api_key), time.monotonic, pause)
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        for view in views(lambda: ask(address, api_key), time.monotonic, lambda: time.sleep(interval_s)):
+        for view in pages:
             live.update(view, refresh=True)
     return 0
 
 
 def show_once(url: str, console: Console, api_key: str | None = None) -> int:
-    """Print what the server at `url` says now."""
-    console.print(page(ask(address_of(url), api_key), None, 0.0))
+    """Print what the server or router at `url` says now."""
+    address = address_of(url)
+    try:
+        console.print(page(ask(address, api_key), None, 0.0))
+    except RouterError:
+        console.print(fleet.page(ask_router(address, api_key)))
     return 0
+
+
+def _is_router(address: str, api_key: str | None) -> bool:
+    try:
+        ask(address, api_key)
+    except RouterError:
+        return True
+    return False
+
+
+def ask_router(address: str, api_key: str | None = None) -> dict[str, Any]:
+    """The answer of the router at `address` to `GET /router`; `ValueError` in one line without one."""
+    endpoint = f"{address}/router"
+    try:
+        answer = from_json(endpoint, fetch(endpoint, api_key=api_key))
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            got = "none" if api_key is None else "another"
+            raise ValueError(f"{address}: --api-key must be the token of that router, got {got}") from None
+        raise ValueError(f"{endpoint} answers {error.code}: {_reason(error) or error.reason}") from None
+    if not isinstance(answer, dict) or "traffic" not in answer:
+        version = answer.get("version") if isinstance(answer, dict) else None
+        raise ValueError(f"{address} must be a router of version {__version__}, got version {version}")
+    return answer
 
 
 def address_of(url: str) -> str:
@@ -69,7 +112,7 @@ def ask(address: str, api_key: str | None = None, path: str = "/marconi") -> lis
 
 
 def _refuse_router(address: str, api_key: str | None, code: int) -> None:
-    """Raise `ValueError` if what knows no `GET /marconi` is one of our routers, with its workers, to who may know."""
+    """Raise `RouterError` if what knows no `GET /marconi` is one of our routers, with its workers, to who may know."""
     if code != HTTPStatus.NOT_FOUND:
         return
     try:
@@ -82,7 +125,7 @@ def _refuse_router(address: str, api_key: str | None, code: int) -> None:
         workers = "GET /router says which, given the administrator's token"
     except (OSError, ValueError, KeyError, TypeError):
         return
-    raise ValueError(
+    raise RouterError(
         f"{address} is a router, which has no cache of its own: give one of its workers ({workers or 'it has none'})"
     ) from None
 

@@ -80,7 +80,15 @@ def test_what_a_worker_had_is_counted_beside_what_it_should_have_had(is_stream: 
                 "num_requests": 3,
                 "expected": {"mean": 16.0, "median": 24.0},
                 "seen": {"mean": 16.0, "median": 24.0},
+                "prompt": {"mean": 30.0, "median": 30.0},
             }
+            state = await home.state()
+            traffic = state["traffic"]
+            sums = {name: sum(step[name] for step in traffic["steps"]) for name in traffic["steps"][0]}
+            assert (sums["num_requests"], sums["num_prompt_tokens"], sums["num_reported_tokens"]) == (3, 90, 90)
+            assert (sums["num_expected_tokens"], sums["num_cached_tokens"]) == (48, 48)
+            age_s = state["time_s"] - traffic["steps"][-1]["at_s"]
+            assert 0 <= age_s < 2 * traffic["step_s"]
             fates = home.gateway.dispatcher.fleet.guesses.fates
             assert fates["made"] == 1, "of what its worker holds already none is made"
             assert {fate: told["marconi_router_guesses_total", fate] for fate in fates} == fates

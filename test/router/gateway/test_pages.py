@@ -1,7 +1,8 @@
-"""The fleet in a browser: every rank's page, asked for with the workers' key, for who has the router's token."""
+"""The fleet in a browser, and every rank's page, asked for with the workers' key, for who has the router's token."""
 
 import asyncio
 import base64
+import re
 from typing import Any
 
 from .house import house
@@ -18,14 +19,28 @@ def basic(password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"anybody:{password}".encode()).decode()}
 
 
-def test_the_page_has_a_frame_for_every_rank() -> None:
+def test_the_page_is_one_file_whose_script_finds_every_element_that_it_names() -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            page = await home.get("/router/ui")
+            assert page.headers["Content-Type"].startswith("text/html")
+            text = page.body.decode()
+            assert "{{" not in text
+            assert re.findall(r"https?://|<(?:iframe|img)|src=|@import", text) == []
+            _, _, script = text.rpartition("<script>")
+            own = script[script.index("class StepChart") :]
+            named = set(re.findall(r'\$\("([\w-]+)"\)', own))
+            assert {"workers", "decisions", "absent", "summary"} <= named
+            assert named <= set(re.findall(r'id="([\w-]+)"', text))
+            (address,) = re.findall(r'fetch\("([^"]+)"', script)
+            assert address == "../router", "from the page's own address"
+
+    run(story())
+
+
+def test_every_rank_has_its_page_behind_its_place_in_the_state() -> None:
     async def story() -> None:
         async with house(StandIn("a"), StandIn("b")) as home:
-            text = (await home.get("/router/ui")).body.decode()
-            assert text.count("<iframe") == 2
-            assert 'src="ui/1/page"' in text
-            for worker in home.gateway.workers.values():
-                assert worker.url in text
             page = await home.get("/router/ui/1/page")
             assert page.body.decode() == "b: /marconi/ui?dp_rank=0, no key"
             assert page.headers["Content-Type"].startswith("text/html")
@@ -43,7 +58,13 @@ def test_the_page_has_a_frame_for_every_rank() -> None:
 def test_workers_are_asked_with_their_key_and_browsers_for_the_token() -> None:
     async def story() -> None:
         async with house(StandIn("a"), token=TOKEN, worker_api_key="of-workers") as home:
-            for path in ("/router/ui", "/router/ui/0/page", "/router/ui/0/ui/frame", "/router/ui/0/requests"):
+            for path in (
+                "/router",
+                "/router/ui",
+                "/router/ui/0/page",
+                "/router/ui/0/ui/frame",
+                "/router/ui/0/requests",
+            ):
                 for wrong in ({}, basic(TOKEN[:-1]), {"Authorization": "Basic ~"}, {"Authorization": "Bearer no"}):
                     refused = await home.get(path, wrong)
                     assert refused.status == 401
@@ -61,7 +82,9 @@ def test_a_password_that_a_browser_sends_by_itself_changes_nothing() -> None:
         async with house(StandIn("a"), token=TOKEN) as home:
             answer = await home.post("/router/workers", {"url": "http://127.0.0.1:9"}, basic(TOKEN))
             assert (answer.status, len(home.gateway.workers)) == (401, 1)
-            assert (await home.get("/router", basic(TOKEN))).status == 401
+            assert (await home.get("/metrics", basic(TOKEN))).status == 401
+            for right in (basic(TOKEN), {"Authorization": f"Bearer {TOKEN}"}):
+                assert len((await home.get("/router", right)).json["workers"]) == 1, "the page reads it"
 
     run(story())
 

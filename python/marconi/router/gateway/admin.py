@@ -6,16 +6,16 @@ DELETE /router/workers    {"url": "http://..."}: no more requests to it; its ans
 GET    /metrics           Prometheus
 GET    /health            of the router itself, for anyone
 
-The fleet in a browser: the live page of every rank of every worker, side by side.
+The fleet in a browser, with a link to the live page of every rank of every worker:
 
-GET    /router/ui                      a page with a frame for each rank
+GET    /router/ui                      a page that draws what `GET /router` answers (`page/fleet.html`)
 GET    /router/ui/INDEX/page           the page of a rank's worker, as the worker made it (`GET /marconi/ui`)
 GET    /router/ui/INDEX/ui/frame       what that page asks for: frames,
 GET    /router/ui/INDEX/requests       and the latest requests
 
 Ranks are numbered in the order of `GET /router`. The router asks workers with the key that it has for them, so a
 browser needs the router's token alone, as a password: it asks for one, and sends it by itself. That is taken for
-reading pages only, so no other page in that browser can change the fleet.
+reading the fleet only, so no other page in that browser can change it.
 """
 
 import asyncio
@@ -23,13 +23,14 @@ import math
 import time
 from collections import deque
 from dataclasses import asdict, fields, is_dataclass
-from html import escape
+from importlib.resources import files
 from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
 
 from marconi import __version__
+from marconi.page.inlined import inlined
 from marconi.router.description import worker_url
 from marconi.router.gateway.access import require_administrator, require_reader
 from marconi.router.gateway.checks import HealthChecks
@@ -42,33 +43,6 @@ from marconi.router.sync import State
 PAGES: Final = {"page": "/marconi/ui", "ui/frame": "/marconi/ui/frame", "requests": "/marconi/requests"}
 """The end of a path of a rank's page here -> its path at the worker."""
 _TIMEOUT_S: Final = 30.0
-_PAGE: Final = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>Prefix caches of a fleet</title>
-<style>
-body {{ margin: 1rem; font: 1rem/1.4 system-ui, sans-serif; }}
-main {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 36rem), 1fr)); gap: 1rem; }}
-h2 {{ font-size: 1rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }}
-iframe {{ width: 100%; height: 80vh; border: 1px solid GrayText; border-radius: .4rem; }}
-</style>
-</head>
-<body>
-<header><h1>Prefix caches of a fleet</h1></header>
-<main>
-{ranks}
-</main>
-</body>
-</html>
-"""
-_RANK: Final = """<section aria-labelledby="rank-{index}">
-<h2 id="rank-{index}">{name}</h2>
-<iframe src="ui/{index}/page" title="Prefix cache of {name}"></iframe>
-</section>"""
 
 
 class Admin:
@@ -88,16 +62,19 @@ class Admin:
         self._metrics = metrics
         self._records = records
         self._token = gateway.settings.token
+        folder = files("marconi.router.gateway").joinpath("page")
+        self._page = inlined(folder, "fleet.html", ["fleet.js"], ["fleet.css"])
 
     async def state(self, request: web.Request) -> web.Response:
         """Handle `GET /router`."""
-        require_administrator(request, self._token)
+        require_reader(request, self._token)
         gateway, remote = self._gateway, self._gateway.remote
         fleet, wire = gateway.dispatcher.fleet, gateway.feed.subscriber.stats
         now_s = time.monotonic()
         return web.json_response(
             {
                 "version": __version__,
+                "time_s": round(time.time(), 3),
                 "routing": {"rule": gateway.routing, **_parameters(gateway.dispatcher.routing)},
                 "workers": [self._rank(rank, now_s) for rank in self._ranks()],
                 "index": {
@@ -124,6 +101,7 @@ class Admin:
                     "overhead_s": gateway.latency.overhead_s,
                     "s_per_flop": gateway.latency.s_per_flop,
                 },
+                "traffic": self._metrics.traffic.state(),
                 "recent": [asdict(record) for record in reversed(self._records)],
             }
         )
@@ -175,8 +153,7 @@ class Admin:
     async def fleet(self, request: web.Request) -> web.Response:
         """Handle `GET /router/ui`."""
         require_reader(request, self._token)
-        ranks = "\n".join(_RANK.format(index=index, name=escape(rank.name)) for index, rank in enumerate(self._ranks()))
-        return web.Response(text=_PAGE.format(ranks=ranks or "<p>No worker is known.</p>"), content_type="text/html")
+        return web.Response(text=self._page, content_type="text/html")
 
     async def of_worker(self, request: web.Request) -> web.Response:
         """Handle `GET /router/ui/INDEX/PAGE`, a page of `PAGES`."""

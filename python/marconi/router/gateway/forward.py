@@ -194,11 +194,8 @@ class Forwarding:
                 answer = opened.body
                 gateway.whole_answer_came(ticket, lambda: num_completion_tokens(answer))
             if record.num_prompt_tokens is not None:
-                self._metrics.prompt_tokens.inc(ticket.prompt.num_tokens)
-                self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
                 record.num_cached_tokens = num_cached_tokens(answer)
-                if record.num_cached_tokens is not None:
-                    self._metrics.compare_cached(ticket, record.num_cached_tokens)
+                self._metrics.accepted(ticket, record.num_cached_tokens)
         if not isinstance(opened, Stream):
             if length is not None and isinstance(opened.body, bytes):
                 length.see(opened.body)

@@ -14,33 +14,37 @@ from typing import Any, Final, NamedTuple
 NUM_LATEST: Final = 100
 
 
-class Pair(NamedTuple):
-    """A quantity of one request."""
+class FirstToken(NamedTuple):
+    """Seconds from the dispatch of a stream to its first token."""
 
     expected: float
     seen: float
 
 
-def _latest() -> deque[Pair]:
-    return deque(maxlen=NUM_LATEST)
+class CachedTokens(NamedTuple):
+    """Tokens of a prompt that were cached, and all of them."""
+
+    expected: int
+    seen: int
+    prompt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The latest requests of one rank."""
 
-    ttft_s: deque[Pair] = field(default_factory=_latest)
-    cached_tokens: deque[Pair] = field(default_factory=_latest)
+    ttft_s: deque[FirstToken] = field(default_factory=lambda: deque(maxlen=NUM_LATEST))
+    cached_tokens: deque[CachedTokens] = field(default_factory=lambda: deque(maxlen=NUM_LATEST))
 
     def state(self) -> dict[str, Any]:
         """Means and medians, as `GET /router` shows them; None where there is no request."""
         return {"ttft_s": _compared(self.ttft_s), "cached_tokens": _compared(self.cached_tokens)}
 
 
-def _compared(pairs: deque[Pair]) -> dict[str, Any] | None:
-    if not pairs:
+def _compared(latest: deque[FirstToken] | deque[CachedTokens]) -> dict[str, Any] | None:
+    if not latest:
         return None
-    told: dict[str, Any] = {"num_requests": len(pairs)}
-    for name, values in zip(Pair._fields, zip(*pairs, strict=True), strict=True):
+    told: dict[str, Any] = {"num_requests": len(latest)}
+    for name, values in zip(latest[0]._fields, zip(*latest, strict=True), strict=True):
         told[name] = {"mean": round(fmean(values), 6), "median": round(median(values), 6)}
     return told

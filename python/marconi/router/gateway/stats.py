@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 from marconi.router.dispatch import Ticket
 from marconi.router.gateway.connections import Connections
 from marconi.router.gateway.gateway import Gateway
-from marconi.router.gateway.placed import Pair
+from marconi.router.gateway.placed import CachedTokens, FirstToken
+from marconi.router.gateway.traffic import FleetTraffic
 
 _PREFIX: Final = "marconi_router_"
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -30,6 +31,7 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._gateway = gateway
         self._connections = connections
+        self.traffic = FleetTraffic()
         self.requests = self._counter("requests", "Requests that were answered.", "route", "status")
         self.health_checks = self._counter("health_checks", "Health checks of this router, no requests.", "status")
         self.decisions = self._counter("decisions", "Where requests were sent, and why.", "worker", "reason")
@@ -62,14 +64,20 @@ class Metrics(Collector):
         self.expected_ttft_s.labels(ticket.worker).observe(expected_s)
         self.worker_ttft_s.labels(ticket.worker).observe(ttft_s)
         if (placed := self._gateway.placed.get(ticket.worker)) is not None:
-            placed.ttft_s.append(Pair(expected_s, ttft_s))
+            placed.ttft_s.append(FirstToken(expected_s, ttft_s))
 
-    def compare_cached(self, ticket: Ticket, num_tokens: int) -> None:
-        """Note how much of a prompt was cached, by the answer, beside how much was expected."""
-        self.expected_tokens.labels(ticket.worker).inc(ticket.num_cached_tokens)
-        self.cached_tokens.labels(ticket.worker).inc(num_tokens)
+    def accepted(self, ticket: Ticket, num_cached: int | None) -> None:
+        """Note a prompt of known tokens that a worker took, and how many were cached, if its answer reports it."""
+        num_prompt, num_expected = ticket.prompt.num_tokens, ticket.num_cached_tokens
+        self.prompt_tokens.inc(num_prompt)
+        self.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
+        self.traffic.add(time.time(), num_prompt, num_expected, num_cached)
+        if num_cached is None:
+            return
+        self.expected_tokens.labels(ticket.worker).inc(num_expected)
+        self.cached_tokens.labels(ticket.worker).inc(num_cached)
         if (placed := self._gateway.placed.get(ticket.worker)) is not None:
-            placed.cached_tokens.append(Pair(ticket.num_cached_tokens, num_tokens))
+            placed.cached_tokens.append(CachedTokens(num_expected, num_cached, num_prompt))
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -2,7 +2,6 @@
 // requests and frames as they come.
 
 const MAX_FRAMES = 600, MAX_TREES = 60;
-const $ = (id) => document.getElementById(id);
 const body = document.body, slider = $("time");
 const frames = JSON.parse($("frames").textContent).frames;
 const latest = new RequestList($("requests"), $("causes-filter"), $("rid"), $("requests-summary"));
@@ -132,14 +131,6 @@ function words(frame) {
 }
 
 const NEEDS = { bytes: "memory", kv: "KV", state: "state slots" };
-
-function fill(table, rows) {
-  table.tBodies[0].replaceChildren(...rows.map((cells) => {
-    const row = document.createElement("tr");
-    for (const cell of cells) { const td = document.createElement("td"); td.append(cell); row.append(td); }
-    return row;
-  }));
-}
 
 function finder(hash) {
   const button = document.createElement("button");

@@ -8,8 +8,6 @@ const partsOf = (request) => [{ name: "cached", start: 0, end: request.num_hit_t
 const tokensOf = (requests, wanted) => requests.flatMap(({ parts }) => parts)
   .reduce((sum, { name, start, end }) => sum + (name === wanted ? end - start : 0), 0);
 
-const create = (...tags) => tags.map((tag) => document.createElement(tag));
-
 class RequestList {
   constructor(list, filter, query, summary) {
     Object.assign(this, { list, query, summary, latest: [], rows: new Map(), cause: null, rid: null });

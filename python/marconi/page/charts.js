@@ -1,5 +1,7 @@
-// Numbers as text, and the small charts: memory as bars, tokens and evictions over time.
+// Shared by all pages: elements, numbers as text, rows of tables, and small charts: memory as bars, counts over time.
 
+const $ = (id) => document.getElementById(id);
+const create = (...tags) => tags.map((tag) => document.createElement(tag));
 const number = (value) => Math.round(value).toLocaleString("en");
 const percent = (part, all) => (all ? `${(100 * part / all).toFixed(1)} %` : "none");
 const hex = (hash) => hash.toString(16).padStart(8, "0");
@@ -39,7 +41,7 @@ class Look {
 }
 
 // By name, how a cause is drawn: hatched, so that colour alone need not tell it; other names are not.
-const CAUSES = JSON.parse(document.getElementById("causes").textContent);
+const CAUSES = JSON.parse($("causes").textContent);
 
 function hatched(ctx, name, look) {
   const cause = CAUSES[name];
@@ -80,8 +82,17 @@ function seriesOf(frames) {
   return series;
 }
 
+function fill(table, rows) {
+  table.tBodies[0].replaceChildren(...rows.map((cells) => {
+    const row = document.createElement("tr");
+    for (const cell of cells) { const td = document.createElement("td"); td.append(cell); row.append(td); }
+    return row;
+  }));
+}
+
+// Bars over steps; the scale ends at `least`, or at the highest bar above it.
 class StepChart {
-  constructor(canvas, fill) { this.canvas = canvas; this.fill = fill; }
+  constructor(canvas, fill, least = 1) { Object.assign(this, { canvas, fill, least }); }
 
   draw(series, current, look) {
     const { canvas } = this, ratio = window.devicePixelRatio || 1, box = canvas.getBoundingClientRect();
@@ -89,7 +100,7 @@ class StepChart {
     const H = canvas.height = Math.max(Math.round(box.height * ratio), 1);
     const ctx = canvas.getContext("2d"), names = Object.keys(series), num = series[names[0]].length;
     const fills = names.map((name) => this.fill(name, ctx, look)), left = 44 * ratio, plot = H - 4 * ratio, step = (W - left) / Math.max(num, 1);
-    let most = 1;
+    let most = this.least;
     for (let i = 0; i < num; i++) most = Math.max(most, names.reduce((sum, name) => sum + series[name][i], 0));
     const grid = niceStep(most / 3);
     most = Math.ceil(most / grid) * grid;
