@@ -224,13 +224,6 @@ def test_drafts_and_roles_are_served_with_a_host_tier_where_loads_are_tested_wit
     assert list(support.against_cache(server_args, Flags(), replace(with_tier, has_host_tier=False))) == []
 
 
-def test_one_pool_is_refused_where_the_kv_of_a_page_is_dealt_out() -> None:
-    facts = Facts(is_hybrid=True, has_one_pool=True)
-    (line,) = against(facts, dcp_size=2)
-    assert line.startswith("--dcp-size 2 is not supported with --enable-unified-memory and")
-    assert against(replace(facts, has_one_pool=False), dcp_size=2) == []
-
-
 @pytest.mark.parametrize(("algorithm", "is_served"), [("DSPARK", True), ("DFLASH", True), ("EAGLE", False)])
 def test_inputs_in_place_of_states_are_served_where_sglang_folds_them_at_each_step(
     algorithm: str, is_served: bool

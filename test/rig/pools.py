@@ -76,8 +76,6 @@ class HostPools:
     """The longest sequence, prompt and answer."""
     page_tokens: int = 1
     """In the tree."""
-    dcp_size: int = 1
-    """`--dcp-size`, over whose ranks the KV of a page is dealt out: one has every such row of it."""
     strategy: Strategy = Strategy.EXTRA_BUFFER
     chunk_tokens: int = 8192
     """`--chunked-prefill-size`."""
@@ -98,6 +96,8 @@ class HostPools:
     """True if a request of the cache on them holds none."""
     explains: bool = True
     """`--marconi-explain`."""
+    dcp_size: int = 1
+    """`--dcp-size`, over whose ranks the KV of a page is dealt out: one has every such row of it."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
@@ -297,9 +297,9 @@ def _tree_page(host: HostPools) -> int:
 def _pools(host: HostPools) -> Pools:
     if host.memory is Division.ONE_POOL:
         bundle = joint_pools(
-            num_kv_tokens=host.num_kv_tokens,
+            num_kv_tokens=host.num_kv_tokens // host.dcp_size,
             num_state_slots=host.num_state_slots,
-            page_tokens=host.page_tokens,
+            page_tokens=host.page_tokens // host.dcp_size,
             max_context_tokens=host.max_context_tokens,
             num_rows=host.num_rows,
             tracks=host.strategy is Strategy.EXTRA_BUFFER,

@@ -53,7 +53,8 @@ class JointMemory:
         """The pool that `allocator` lends from."""
         kv, states = allocator.full_attn_allocator, allocator.mamba_allocator
         self._kv, self._states = kv, states
-        self.kv_bytes_per_token: int = kv.entry_bytes
+        # Tokens of several ranks share an entry with `--dcp-size`.
+        self.kv_bytes_per_token: int = -(-kv.entry_bytes_per_page // kv.page_size)
         self.state_bytes: int = states.entry_bytes
         self.num_bytes: int = kv.num_pages * kv.entry_bytes_per_page - states.min_slot_index * states.entry_bytes
 

@@ -147,7 +147,6 @@ _STAGING = "the host then only stages copies for a store and keeps nothing"
 _HISPARSE = "it moves KV to the host by itself, but this cache evicts whole prefixes on the device"
 _STAGES = "a stage holds only the states of its own layers, and no tick reaches the next stage"
 _PARTS = "it splits a prompt among ranks, and no rank computes a complete state"
-_DEALT = "the KV of a page is dealt out among ranks, whose parts"
 _FULL_PRECISION = "the states of SGLang's one pool are in full precision"
 _NOT_COPIED = "SGLang copies no checkpoint in int8 to the host"
 _NO_LIVE_SLOT = "a request then takes slots while it decodes, and no eviction gives one in full precision back"
@@ -371,12 +370,8 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
     Refused(
         lambda launch: launch.facts.has_host_tier and _more_than_one(launch.server_args.dcp_size),
         "--dcp-size {0.server_args.dcp_size} is not supported with --enable-hierarchical-cache and "
-        f"--radix-cache-backend marconi: {_DEALT} have not been copied to the host in a test",
-    ),
-    Refused(
-        lambda launch: launch.facts.has_one_pool and _more_than_one(launch.server_args.dcp_size),
-        "--dcp-size {0.server_args.dcp_size} is not supported with --enable-unified-memory and "
-        f"--radix-cache-backend marconi: {_DEALT} have not been moved in a test",
+        "--radix-cache-backend marconi: the KV of a page is dealt out among ranks, whose parts have not been copied to "
+        "the host in a test",
     ),
     Refused(
         lambda launch: launch.facts.has_one_pool and launch.facts.has_side_states,
