@@ -52,7 +52,7 @@ point where a conversation leaves its last prompt, as its template always does: 
 more than the victim for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All others
 get a slot before them, those that more requests share, the shallower, first:
 
-    asked for, shared, the rule's, steps   ->   speculative, by decreasing saving   ->   chunk ends, between steps, if spare
+    asked for, shared, the rule's, steps   ->   speculative, by decreasing saving   ->   those if spare
 
 Invariant: depths rise, lie beyond the hit and, but for those asked for, before the prompt's last token, on the grid.
 """
