@@ -76,7 +76,7 @@ MAX_STATES: Final = 4
 MAX_SHARED: Final = 2
 MIN_GAIN: Final = 0.02
 CHUNK_TOKENS: Final = 64
-"""Of the gated delta rule's kernels: where stock keeps states of prefills."""
+"""A chunk of the gated delta rule's kernels, at whose ends stock keeps states of prefills."""
 MIN_SYSTEM_TOKENS: Final = CHUNK_TOKENS
 """System prompts that differ in their last lines, as in a date, leave no state each."""
 
