@@ -40,13 +40,13 @@ class Setting:
     def host(self) -> HostPools:
         """For the real cache."""
         return HostPools(
-            self.num_kv_tokens,
-            self.num_state_slots,
-            2000,
-            self.page_tokens,
-            self.strategy,
-            self.chunk_tokens,
-            self.max_running,
+            num_kv_tokens=self.num_kv_tokens,
+            num_state_slots=self.num_state_slots,
+            max_context_tokens=2000,
+            page_tokens=self.page_tokens,
+            strategy=self.strategy,
+            chunk_tokens=self.chunk_tokens,
+            num_rows=self.max_running,
             memory=self.memory,
             num_checkpoints=self.num_checkpoints,
         )

@@ -113,7 +113,7 @@ def test_a_server_of_one_pool_plans_no_state_between_steps(needs: frozenset[Need
     hybrid = hybrid_cache(PolicyChoice(step_tokens=120), costs, 1, 1, None, needs=needs)
     request = Request(pack(range(400)), 400, 0, 400, 0.0)
     made = hybrid.plan(Lease(request, hybrid.match(request)))
-    assert any(map(made.is_between_steps, made.depths)) == fills_spare
+    assert any(map(made.is_spare, made.depths)) == fills_spare
 
 
 def strip_thinking(monkeypatch: pytest.MonkeyPatch) -> None:

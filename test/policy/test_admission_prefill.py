@@ -33,14 +33,25 @@ def test_where_slots_may_be_spare_each_step_is_divided_in_three() -> None:
     plan = prefill_plan(Judicious(), lease_of(RadixTree(), ids), 1, 30, wishes)
     assert plan.depths == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
     assert sorted(plan.depths, key=plan.precedence) == [9, 39, 69, 99, 89, 79, 59, 49, 29, 19]
-    assert [depth for depth in plan.depths if plan.is_between_steps(depth)] == [19, 29, 49, 59, 79, 89]
+    assert [depth for depth in plan.depths if plan.is_spare(depth)] == [19, 29, 49, 59, 79, 89]
     assert prefill_plan(Judicious(), lease_of(RadixTree(), ids[:31]), 1, 30, wishes).depths == [30], "no step"
+
+
+def test_the_last_chunk_end_before_a_branch_point_fills_a_spare_slot() -> None:
+    """Of a path of 240 that agrees with the prompt up to `known`, from a state at 64."""
+    for known, depths in ((100, [100]), (128, [128]), (129, [128, 129]), (192, [128, 192]), (200, [192, 200])):
+        tree = RadixTree()
+        tree.insert(pack(range(64)), [64])
+        tree.insert(pack([*range(known), *range(500, 740 - known)]), [240])
+        plan = plan_of(tree, list(range(300)), 1000)
+        assert plan.depths == [*depths, 299]
+        assert [depth for depth in plan.depths if plan.is_spare(depth)] == depths[:-1]
 
 
 def test_of_the_positions_where_waiting_prompts_part_the_two_deepest_are_planned_and_need_no_role() -> None:
     wishes = Wishes(shared=(80, 60, 40))
     plan = prefill_plan(Judicious(), lease_of(RadixTree(), list(range(100))), 1, 1000, wishes)
-    assert plan == PrefillPlan([60, 80, 99], {99: Role.END})
+    assert plan == PrefillPlan([60, 64, 80, 99], {99: Role.END, 64: Role.WAYPOINT})
 
 
 def test_a_prompt_no_longer_than_a_step_leaves_no_steps() -> None:
@@ -87,12 +98,15 @@ def plan_of_chat(tree: RadixTree, asked: Sequence[int] = (), shared: Sequence[in
 
 def test_a_new_system_prompt_leaves_a_state_that_has_to_be_worth_its_slot() -> None:
     plan = plan_of_chat(RadixTree())
-    assert plan == PrefillPlan([200, 299], {299: Role.END, 200: Role.PASSED})
-    assert sorted(plan.depths, key=plan.precedence) == [299, 200]
-    assert plan_of_chat(RadixTree(16, ids_per_unit=16)).depths == [192, 288]
+    assert plan == PrefillPlan([192, 200, 299], {299: Role.END, 200: Role.PASSED, 192: Role.WAYPOINT})
+    assert sorted(plan.depths, key=plan.precedence) == [299, 200, 192]
+    assert plan_of_chat(RadixTree(16, ids_per_unit=16)).depths == [128, 192, 288]
 
 
-@pytest.mark.parametrize(("num_seen_tokens", "depths"), [(136, [136, 200, 299]), (137, [137, 299]), (210, [210, 299])])
+@pytest.mark.parametrize(
+    ("num_seen_tokens", "depths"),
+    [(136, [128, 136, 192, 200, 299]), (137, [128, 137, 299]), (210, [192, 210, 299])],
+)
 def test_of_a_prompt_that_is_known_nearly_to_its_system_prompts_end_the_branch_point_is_kept(
     num_seen_tokens: int, depths: list[int]
 ) -> None:
@@ -106,11 +120,12 @@ def test_a_system_prompts_end_that_stands_or_is_marked_is_not_planned_beside_it(
     tree.insert(pack(range(250)), [200, 250])
     assert plan_of_chat(tree).depths == [299]
     assert plan_of_chat(RadixTree(), [197]).depths == [197, 299]
-    assert plan_of_chat(RadixTree(), [100, 220]).depths == [100, 200, 220, 299]
+    assert plan_of_chat(RadixTree(), [100, 220]).depths == [100, 192, 200, 220, 299]
 
 
 def test_where_waiting_prompts_part_at_a_system_prompts_end_it_needs_no_role() -> None:
-    assert plan_of_chat(RadixTree(), shared=(200,)) == PrefillPlan([200, 299], {299: Role.END})
+    plan = plan_of_chat(RadixTree(), shared=(200,))
+    assert plan == PrefillPlan([192, 200, 299], {299: Role.END, 192: Role.WAYPOINT})
 
 
 # What the program asks for

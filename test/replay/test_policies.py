@@ -373,4 +373,4 @@ def test_spare_slots_are_filled_in_two_pools_without_a_host_tier(
     num_blocks = 3 * STEP_TOKENS // BLOCK
     long = Request(pack(range(num_blocks)), num_blocks * BLOCK, 0, num_blocks * BLOCK, 0.0)
     plan = cache.hybrid.plan(Lease(long, cache.hybrid.match(long)))
-    assert any(map(plan.is_between_steps, plan.depths)) == fills_spare
+    assert any(map(plan.is_spare, plan.depths)) == fills_spare

@@ -132,7 +132,7 @@ def take_planned(
         slot = device.pools.take_planned()
     if slot is not None:
         run.granted.add(depth)
-    elif not run.plan.is_between_steps(depth):
+    elif not run.plan.is_spare(depth):
         run.absent[depth] = Cause.NO_SLOT
     return slot
 

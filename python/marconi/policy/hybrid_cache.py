@@ -231,7 +231,8 @@ class HybridCache:
     def deserves(self, lease: Lease, depth: int, role: Role, granted: Set[int], need: Need, now_s: float) -> bool:
         """True if a state that is planned at `depth` is worth more than what would be evicted for it next.
 
-        Nothing is evicted for one between steps. `granted` are the depths of the request's states that have a slot.
+        Nothing is evicted for one that fills a spare slot. `granted` are the depths of the request's states that have
+        one.
         """
         if role is Role.WAYPOINT:
             return False

@@ -19,6 +19,7 @@ All but the end are known before the prefill starts, so that it writes them as i
                    token is always computed anew for its logits, so a state after it serves no repeat. On a server that
                    has seen little, a little further back as well
     steps          on the way of a long prefill
+    chunk ends     the last before each place where prompts part: shared, a known branch point, system
     the end        of the answer, when the request finishes
 
 Of shared, rule, system and next turn at most `MAX_STATES` in all are planned, the first of them.
@@ -42,13 +43,16 @@ often spare where KV is short: each step is then divided in `SPARE_STEPS`, by st
 (`HybridCache.deserves`). In one pool a spare slot is KV's memory as well, and from a host tier KV comes back: there
 they win nothing.
 
+A prompt that leaves the others a few tokens before they part cannot start from their state. Stock's states stand at
+chunk ends, where it can; so the last chunk end before such a place has a state, too, while memory is spare.
+
 Where slots run out, the least valuable state is dropped. The next turn's states are *speculative*, and so are the end
 of a system prompt, which may be nobody else's, and a branch
 point where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is worth
 more than the victim for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All others
 get a slot before them, those that more requests share, the shallower, first:
 
-    asked for, shared, the rule's, steps   ->   speculative, by decreasing saving   ->   between steps, if spare
+    asked for, shared, the rule's, steps   ->   speculative, by decreasing saving   ->   those if spare
 
 Invariant: depths rise, lie beyond the hit and, but for those asked for, before the prompt's last token, on the grid.
 """
@@ -71,8 +75,10 @@ SPARE_STEPS: Final = 3
 MAX_STATES: Final = 4
 MAX_SHARED: Final = 2
 MIN_GAIN: Final = 0.02
-MIN_SYSTEM_TOKENS: Final = 64
-"""A chunk of the kernels: system prompts that differ in their last lines, as in a date, leave no state each."""
+CHUNK_TOKENS: Final = 64
+"""A chunk of the gated delta rule's kernels, at whose ends stock keeps states of prefills."""
+MIN_SYSTEM_TOKENS: Final = CHUNK_TOKENS
+"""System prompts that differ in their last lines, as in a date, leave no state each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +168,8 @@ class PrefillPlan(NamedTuple):
         role = self.roles.get(depth)
         return (0, depth) if role is None else (1, [*self.roles].index(depth))
 
-    def is_between_steps(self, depth: int) -> bool:
-        """True if a state at `depth` is there to fill spare slots, so that nobody misses one that has none."""
+    def is_spare(self, depth: int) -> bool:
+        """True if a state at `depth` is there to fill a spare slot, so that nobody misses one that has none."""
         return self.roles.get(depth) is Role.WAYPOINT
 
 
@@ -200,10 +206,14 @@ def prefill_plan(
     for depth in (*asked, *shared, *steps):
         roles.pop(depth, None)
     planned = steps.union(states, asked)
+    parting = [*shared, *(depth for depth in by_rule if depth <= match.num_seen_tokens), *system]
+    spare = [(depth - 1) // CHUNK_TOKENS * CHUNK_TOKENS for depth in parting]
     if wishes.fills_spare and last - step_tokens > start:
         between = max(step_tokens // SPARE_STEPS, 1)
-        spare = _on_grid(range(last - between, start, -between), grid_tokens, start, last)
-        roles |= dict.fromkeys([depth for depth in spare if depth not in planned], Role.WAYPOINT)
+        spare += range(last - between, start, -between)
+    if spare:
+        spare = [depth for depth in _on_grid(spare, grid_tokens, start, last) if depth not in planned]
+        roles |= dict.fromkeys(spare, Role.WAYPOINT)
     return PrefillPlan(sorted(planned.union(roles)), roles)
 
 

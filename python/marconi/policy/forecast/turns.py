@@ -182,7 +182,10 @@ class Turns:
         return own
 
     def close(self, node: Node) -> list[Node]:
-        """A request continues the prompt that left `node`, or a state near it; returns that prompt's states."""
+        """A request continues the prompt that left `node`, or a state near it.
+
+        Returns that prompt's states and the next one above, whose share depends on whom the one below belongs to.
+        """
         left_by = node.left_by
         if left_by is None or not left_by.is_open:
             return []
@@ -191,7 +194,10 @@ class Turns:
             if each.left_by is not None:
                 num_prompt_tokens, continued, closing, namespace, _ = each.left_by
                 each.left_by = LeftBy(num_prompt_tokens, continued, closing, namespace, is_open=False)
-        return own
+        above = own[-1].parent if own else None
+        while above is not None and not above.has_state:
+            above = above.parent
+        return own if above is None else [*own, above]
 
     def _near_end(self, node: Node, num_prompt_tokens: int) -> list[Node]:
         """The states of the path of `node` no further before the end of a prompt than is counted, `node` included."""
