@@ -76,6 +76,7 @@ def test_the_same_requests_lose_nothing_on_stock_either(strategy: Strategy, page
     assert soak.scheduler.outcomes[Outcome.FINISHED] > NUM_REQUESTS // 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("dcp_size", "page_tokens"), [(2, 2), (4, 16), (4, 64)])
 @pytest.mark.parametrize(
     ("memory", "admission"),
@@ -87,14 +88,14 @@ def test_nothing_is_lost_where_the_kv_of_a_page_is_dealt_out_among_ranks(
 ) -> None:
     """`--dcp-size`: SGLang widens pages and pools by as much, and cuts prefills on a grid of its own."""
     host = replace(soak_pools(EXTRA, page_tokens, num_kv_tokens=960, memory=memory), dcp_size=dcp_size)
-    soak = soak_on_marconi(host, SoakPlan(NUM_REQUESTS, seed=1), PolicyChoice("best", admission=admission))
+    soak = soak_on_marconi(host, SoakPlan(60, seed=1), PolicyChoice("best", admission=admission))
     cache = soak.scheduler.cache
     assert cache.page_size == page_tokens == cache.token_to_kv_pool_allocator.page_size
     if memory is Division.TWO_POOLS:
         assert cache.token_to_kv_pool_allocator.get_kvcache().size == host.num_kv_tokens // dcp_size
     soak.run()
-    assert soak.scheduler.num_hit_tokens > 300
-    assert memory is Division.TWO_POOLS or num_moved(cache) > 10
+    assert soak.scheduler.num_hit_tokens > 100
+    assert memory is Division.TWO_POOLS or num_moved(cache) > 5
 
 
 def test_a_tree_whose_pages_are_one_ranks_part_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
