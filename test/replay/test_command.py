@@ -258,7 +258,7 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         (("--model", "gpt-9", "--memory", "1GB"), "a model must be a config.json, its folder or one of"),
         ((*SMALL, "--policy", "lru,lry"), "a policy must be one of lru, marconi, tail, best, lru-write-back"),
         ((*SMALL, "--policy", "lru", "--policy", "lru"), "--policy must name each policy once, got 'lru,lru'"),
-        ((*SMALL, "--policy", ""), "a policy must be NAME, NAME:NUMBER or either with @ADMISSION, got ''"),
+        ((*SMALL, "--policy", ""), "a policy must be NAME, NAME:NUMBER or FILE.py:RULE, each perhaps"),
         ((*SMALL, "--policy", "lru@never"), "an admission must be one of"),
         ((*SMALL, "--policy", "lru@judicious:100"), "GRID must be a multiple of the trace's unit, 512 tokens, got 100"),
         (

@@ -28,6 +28,8 @@ from marconi.policy.host_tier import NEEDS as HOST_NEEDS
 from marconi.policy.host_tier import LoadTimes, WritePolicy
 from marconi.policy.request import Trace
 
+OF_A_FILE: Final = ".py:"
+"""Ends the path in the name of a rule of one's own; the rule follows."""
 SGLANG_MAMBA_RATIO: Final = 0.9
 """SGLang 0.5.23's default of `--mamba-full-memory-ratio`: bytes for states over bytes for KV."""
 
@@ -89,6 +91,7 @@ class PolicySpec:
     """The parts of a policy's name, not yet looked up: `NAME[:NUMBER][@ADMISSION]`."""
 
     name: str
+    """One that is known, or a rule of one's own, `FILE.py:RULE`."""
     parameter: str | None = None
     """The text after the colon; None takes the policy's default."""
     admission: str | None = None
@@ -98,9 +101,13 @@ class PolicySpec:
     def parse(cls, text: str) -> "PolicySpec":
         """Read one policy; `ValueError` where a part is empty."""
         head, at, admission = text.strip().partition("@")
-        name, colon, parameter = head.partition(":")
+        file, ending, rule = head.rpartition(OF_A_FILE)
+        name, colon, parameter = (rule if ending else head).partition(":")
+        name = name and file + ending + name
         if not name or (at and not admission) or (colon and not parameter):
-            raise ValueError(f"a policy must be NAME, NAME:NUMBER or either with @ADMISSION, got {text!r}")
+            raise ValueError(
+                f"a policy must be NAME, NAME:NUMBER or FILE.py:RULE, each perhaps with @ADMISSION, got {text!r}"
+            )
         return cls(name, parameter if colon else None, admission if at else None)
 
     def __str__(self) -> str:

@@ -1,22 +1,27 @@
 """Every policy that a replay knows: those that a server offers, and what is installed beside them.
 
     marconi replay --policy NAME[:NUMBER][@ADMISSION]       lru   marconi-static:0.5   best@judicious:64
+    marconi replay --policy FILE.py:RULE                    ./mine.py:LargestFirst
 
 The command lines of `replay` and `plan`, the docs and the tests take their names from here. Policies that no server
 offers are found by their entry point (`extensions.py`), those of this distribution in `marconi_lab/catalog.py`.
-`build` makes the target that a replay drives by one.
+A rule of one's own is a class in a file, made from costs and needs. `build` makes the target that a replay drives by
+one.
 """
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
 from marconi import extensions
-from marconi.policy.base import Costs, Eviction
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.catalog import (
+    OF_A_FILE,
     SERVED,
     SGLANG_MAMBA_RATIO,
     Policy,
@@ -97,7 +102,7 @@ def known_policies() -> Mapping[str, ReplayPolicy]:
 
 def resolve_policy(spec: PolicySpec) -> ReplayPolicy:
     """The policy of that name, its number and admission checked; `ValueError`, with the known names, for others."""
-    policy = known_policies().get(spec.name)
+    policy = _of_file(spec.name) if OF_A_FILE in spec.name else known_policies().get(spec.name)
     if policy is None:
         raise ValueError(f"a policy must be one of {', '.join(known_policies())}, got {spec.name!r}")
     policy.number(spec)
@@ -109,6 +114,32 @@ def resolve_policy(spec: PolicySpec) -> ReplayPolicy:
         except ValueError as error:
             raise ValueError(f"policy {str(spec)!r}: {error}") from None
     return policy
+
+
+@cache
+def _of_file(name: str) -> ReplayPolicy:
+    """The policy of a rule in a file, `FILE.py:RULE`; `ValueError` for one that is not there or no rule."""
+    path, _, rule = name.rpartition(":")
+    found = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert found is not None, "it ends in .py"
+    assert found.loader is not None, "it ends in .py"
+    module = importlib.util.module_from_spec(found)
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"policy {name!r}: {path} must be a file of Python, got {error}") from None
+    made = getattr(module, rule, None)
+    if not (isinstance(made, type) and issubclass(made, Eviction)):
+        raise ValueError(f"policy {name!r}: {rule} must be a class of {path} that extends Eviction, got {made!r}")
+    own: Callable[[Costs, frozenset[Need]], Eviction] = made
+
+    def make(inputs: PolicyInputs) -> Eviction:
+        try:
+            return own(inputs.costs, inputs.needs)
+        except TypeError as error:
+            raise ValueError(f"{rule} must be made from costs and needs, got {error}") from None
+
+    return ReplayPolicy(name, (made.__doc__ or name).splitlines()[0], make)
 
 
 def rules_of(policy: Policy, inputs: PolicyInputs, admission: str | None = None) -> Rules:

@@ -60,7 +60,8 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         "--policy",
         action=_GoesOn,
         metavar="LIST",
-        help="NAME[:NUMBER][@ADMISSION], separated by commas; ADMISSION is judicious[:GRID], every-block[:N[:GRID]], "
+        help="NAME[:NUMBER][@ADMISSION] or FILE.py:RULE[@ADMISSION], separated by commas; ADMISSION is "
+        "judicious[:GRID], every-block[:N[:GRID]], "
         f"chunk-end[:INTERVAL[:GRID[:CHUNK]]] or no-buffer[:CHUNK[:GRID]] (default: {DEFAULT_POLICIES}; with "
         f"--storage-memory {STORED_POLICIES})",
     )
