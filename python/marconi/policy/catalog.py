@@ -91,7 +91,7 @@ class PolicySpec:
     """The parts of a policy's name, not yet looked up: `NAME[:NUMBER][@ADMISSION]`."""
 
     name: str
-    """One that is known, or a rule of one's own, `FILE.py:RULE`."""
+    """One that is known, or the path of a file and, after a colon, the class of a rule in it."""
     parameter: str | None = None
     """The text after the colon; None takes the policy's default."""
     admission: str | None = None

@@ -118,7 +118,7 @@ def resolve_policy(spec: PolicySpec) -> ReplayPolicy:
 
 @cache
 def _of_file(name: str) -> ReplayPolicy:
-    """The policy of a rule in a file, `FILE.py:RULE`; `ValueError` for one that is not there or no rule."""
+    """The policy of a rule that is named by its file and its class; `ValueError` for what is not there or no rule."""
     path, _, rule = name.rpartition(":")
     found = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert found is not None, "it ends in .py"
