@@ -45,7 +45,7 @@ def test_nothing_is_lost_while_requests_fork_end_and_are_aborted(
 ) -> None:
     """And whatever can happen to requests and memory did; events leave what the tree holds (`Soak`)."""
     host = soak_pools(strategy, page_tokens, memory=memory)
-    plan = SoakPlan(NUM_REQUESTS, seed=1, drain_every_requests=DRAIN_EVERY_REQUESTS)
+    plan = SoakPlan(NUM_REQUESTS, seed=3, drain_every_requests=DRAIN_EVERY_REQUESTS)
     soak = soak_on_marconi(host, plan, PolicyChoice("best", admission=admission), TreeLog())
     soak.run()
     outcomes, evictions = soak.scheduler.outcomes, soak.scheduler.cache.status().evictions

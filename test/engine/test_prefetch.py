@@ -29,9 +29,9 @@ NUM_REQUESTS = 200
 class Prefetching(Soak):
     """Every request asks for two prompts that came in its name space, its own among them."""
 
-    def __init__(self, strategy: Strategy, page_tokens: int, num_requests: int = NUM_REQUESTS) -> None:
+    def __init__(self, strategy: Strategy, page_tokens: int, num_requests: int = NUM_REQUESTS, seed: int = 5) -> None:
         host, clock = soak_pools(strategy, page_tokens, host_ratio=3.0), TraceClock()
-        plan = SoakPlan(num_requests, 5, drain_every_requests=100)
+        plan = SoakPlan(num_requests, seed, drain_every_requests=100)
         super().__init__(marconi(host, PolicyChoice("best"), host.costs, clock), host, plan, clock)
         self.reqs: list[Any] = []
         self._submit: Callable[..., Any] = self.scheduler.submit
@@ -75,7 +75,7 @@ class AskedForWaiting(Prefetching):
     """
 
     def __init__(self) -> None:
-        super().__init__(Strategy.EXTRA_BUFFER, 1, num_requests=120)
+        super().__init__(Strategy.EXTRA_BUFFER, 1, num_requests=120, seed=1)
         copies = vars(self.scheduler)["_copies"]
         advance = copies.advance
 

@@ -185,6 +185,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if params.enable_session_radix_cache:
             self.session_refs = SessionStates(self.tree_core)
         lends = self.cuts_prefills and lends_slots(end_source, self._is_lazy)
+        self._num_parts = num_parts(self.req_to_token_pool)
         self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
         self.waiting = WaitingRequests(self.tree_core, self.moments)
         self._chunk_tokens = params.chunked_prefill_size
@@ -590,8 +591,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             checkpoint = run.checkpoints.pop(depth)
             self.waiting.arrived(req, depth)
             if checkpoint.is_written is None:
-                parts = num_parts(self.req_to_token_pool)
-                fault = settle(checkpoint.batch, parts, self.faults.first is None, self._on_all_ranks)
+                fault = settle(checkpoint.batch, self._num_parts, self.faults.first is None, self._on_all_ranks)
                 if fault is not None:
                     self.faults.note(fault)
             (written if checkpoint.is_written else unwritten)[depth] = checkpoint.slot
