@@ -39,7 +39,6 @@ TREE_ALGORITHMS: Final = ("NGRAM", "NEXTN", "EAGLE", "EAGLE3", "STANDALONE")
 CHAIN_ALGORITHMS: Final = ("DFLASH", "DSPARK")
 """Algorithms whose drafts never branch, and which commit their steps themselves; they run on a GPU alone."""
 
-
 _STEP: Final = "marconi_verify_step"
 """On what a step accepted, SGLang's tensor, and then on its result: `VerifyStep`."""
 _TOKENS_OUT: Final = "marconi_tokens_out"

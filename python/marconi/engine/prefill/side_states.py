@@ -70,10 +70,6 @@ class SideStates:
     checkpoints: tuple[Checkpoint, ...]
     inputs: Spans
     """From the start of a sequence to each, to its slot."""
-    rows: Tensor
-    """(num_checkpoints,) int64: its sequence in the batch,"""
-    offsets: Tensor
-    """(num_checkpoints,) int64: and how many tokens of it lie before."""
 
     @classmethod
     def of(cls, linear: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> "SideStates | None":
@@ -85,8 +81,7 @@ class SideStates:
         offsets = [each.depth - starts[each.row] for each in checkpoints]
         spans = spans_from_start(Checkpoints(rows, offsets, range(len(rows))), lengths, "cpu")
         slots = slots_of(linear, checkpoints)
-        vectors = moved([*map(torch.tensor, (rows, offsets)), *spans.columns[:4]], slots.device)
-        return cls(tuple(checkpoints), spans.on(vectors[2:], slots), vectors[0], vectors[1])
+        return cls(tuple(checkpoints), spans.on(moved(spans.columns[:4], slots.device), slots))
 
     def keep_windows(self, x: Tensor, pool: Tensor, working_slots: Tensor) -> None:
         """Keep those of a layer, whose convolution is about to run on x (num_tokens, num_channels).
@@ -101,6 +96,7 @@ class SideStates:
 
         tokens (num_sequences, num_kept + num_tokens) integer are those before the batch, and those of the batch.
         """
-        columns = self.offsets[:, None] + torch.arange(num_kept, device=tokens.device)
-        history.set_context(self.inputs.slots, tokens[self.rows[:, None], columns])
+        spans = self.inputs
+        columns = (spans.ends - spans.starts)[:, None] + torch.arange(num_kept, device=tokens.device)
+        history.set_context(spans.slots, tokens[spans.sequences[:, None], columns])
         mark_written(self.checkpoints, 1)
