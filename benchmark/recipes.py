@@ -1,9 +1,11 @@
 """Which of the launch configurations in files of recipes are served: the page docs/recipes.md.
 
 A FILE is JSON: a list of objects with `model`, `hardware`, `name` and `args`, the flags of `sglang.launch_server`, or
-an object with a `date` and such a list as `recipes`. Each recipe is asked of `marconi check`, without a device and
-without the model. The page shows its model, hardware, name and parallelism, and the answer: whether it is served, and
-whether KV and states share one pool. `--page` keeps what the page has of lists that are not given.
+an object with a `date` and such a list as `recipes`. A recipe may have an `env`: environment variables, with values or
+without. Each recipe is asked of `marconi check`, without a device and without the model. The page shows its model,
+hardware, name and parallelism, and the answer: whether it is served, and whether KV and states share one pool. Below
+each table it has the command of every recipe that is served. `--page` keeps what the page has of lists that are not
+given.
 
     python benchmark/recipes.py FILE... [--page FILE] [--json FILE]
 """
@@ -31,6 +33,7 @@ from marconi.check.answer import answer  # noqa: E402 - SGLang takes its platfor
 from marconi.check.line import CommandLine  # noqa: E402
 from marconi.check.machine import Generation, Machine  # noqa: E402
 from marconi.engine.launch import support  # noqa: E402
+from marconi.engine.launch.flags import BACKEND  # noqa: E402
 from marconi.engine.launch.model import Model  # noqa: E402
 from marconi.engine.launch.policies import CHUNK_END  # noqa: E402
 from marconi.engine.launch.split import ONE_POOL, TWO_POOLS  # noqa: E402
@@ -44,6 +47,7 @@ _MODEL: Final = "model"
 _UNDATED: Final = "May 2026"
 """The date of the list whose file has none."""
 _PART: Final = "\n## "
+_HUB: Final = "https://huggingface.co"
 _WEIGHTS: Final = re.compile(r"-(BF16|FP8|NVFP4)$")
 
 
@@ -55,6 +59,8 @@ class Checked:
     hardware: str
     name: str
     parallel: str
+    command: str
+    """The line that starts it with this cache."""
     reasons: tuple[str, ...]
     admission: str | None = None
     split: str | None = None
@@ -108,8 +114,9 @@ def check(recipe: Mapping[str, str]) -> Checked:
     """Ask whether a recipe would be served."""
     given: Mapping[str, Any] = {}
     admission = split = None
+    argv = ["--model-path", recipe["model"], *shlex.split(recipe["args"])]
     try:
-        line = CommandLine.parse(["--model-path", recipe["model"], *shlex.split(recipe["args"])])
+        line = CommandLine.parse(argv)
         given = line.given
         # A recipe's machine has the client of its store, whether this one does or not.
         with patch.object(support, "find_spec"):
@@ -118,7 +125,15 @@ def check(recipe: Mapping[str, str]) -> Checked:
     except ValueError as error:
         reasons = (str(error),)
     parallel = ", ".join(f"{short} {given[option]}" for option, short in _PARALLEL.items() if option in given)
-    return Checked(recipe["model"], recipe["hardware"], recipe["name"], parallel, reasons, admission, split)
+    command = command_of(argv, recipe.get("env", ""))
+    return Checked(recipe["model"], recipe["hardware"], recipe["name"], parallel, command, reasons, admission, split)
+
+
+def command_of(argv: Sequence[str], env: str) -> str:
+    """The line that starts a server by `argv`; a variable of `env` without a value gets `FILE`."""
+    variables = [name if "=" in name else f"{name}=FILE" for name in env.split()]
+    server = ["python", "-m", "sglang.launch_server", *argv, "--radix-cache-backend", BACKEND]
+    return " ".join([*variables, shlex.join(server)])
 
 
 def card_of(hardware: str) -> Generation:
@@ -137,9 +152,13 @@ def page(parts: Mapping[str, str]) -> str:
         "names, or of Hopper where that is not one of NVIDIA's data centre. No server was started, and the page does",
         "not say whether a model fits. No GPU has run any of them: one has run [small models](status.md#on-a-gpu).",
         "",
-        "The page checks published launch configurations of hybrid models with [`marconi",
-        "check`](check.md), each with `--radix-cache-backend marconi` added: a part for each list of",
-        "them, by its date, and in it a section for each shape of model. `make recipes` writes it.",
+        "The page checks published launch configurations of hybrid models with [`marconi check`](check.md), each with",
+        "`--radix-cache-backend marconi` added. It has a part for each list of them, by its date, and in it a section",
+        "for each shape of model. `make recipes` writes it.",
+        "",
+        "**To launch one**, search the page for your model, find your card above a command, and copy the command. On",
+        "several nodes, put the address of the first one for 127.0.0.1:5000, and each node's rank after `--node-rank`.",
+        "`FILE` stands for your configuration of a store. A model's name in a table links to its card.",
     ]
     return "\n".join(lines) + "\n" + "".join(f"{_PART}{date}\n{part}" for date, part in parts.items())
 
@@ -174,7 +193,7 @@ def part_of(every: Sequence[Checked]) -> str:
     lines += [f"| {number} | {memory} | {why} |" for (memory, why), number in apart.most_common()]
     for family, members in _families(every):
         lines += ["", f"### {family}", "", "| recipe | parallel | model | hardware | served | memory | reason |"]
-        lines += ["|---|---|---|---|---|---|---|", *_rows(members)]
+        lines += ["|---|---|---|---|---|---|---|", *_rows(members), *_block(members)]
     return "\n".join(lines) + "\n"
 
 
@@ -208,9 +227,25 @@ def _rows(members: Iterable[Checked]) -> Iterator[str]:
         hardware.setdefault((each.model, row), []).append(each.hardware)
     models: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for (model, row), cards in hardware.items():
-        models.setdefault((row, tuple(cards)), []).append(model.rpartition("/")[2])
+        models.setdefault((row, tuple(cards)), []).append(f"[{model.rpartition('/')[2]}]({_HUB}/{model})")
     for ((name, parallel, verdict, memory, against), cards), names in models.items():
         yield f"| {name} | {parallel} | {', '.join(names)} | {', '.join(cards)} | {verdict} | {memory} | {against} |"
+
+
+def _block(members: Iterable[Checked]) -> Iterator[str]:
+    """The commands of those that are served, each once, below the recipes and cards that it is for."""
+    commands: dict[str, dict[str, list[str]]] = {}
+    for each in members:
+        if not each.reasons:
+            recipes = commands.setdefault(each.command, {})
+            recipe = each.name if each.split is None else f"{each.name}, {each.memory}"
+            recipes.setdefault(recipe, []).append(each.hardware)
+    if commands:
+        yield from ("", "```bash")
+        for command, recipes in commands.items():
+            yield "# " + "; ".join(f"{recipe}: {', '.join(cards)}" for recipe, cards in recipes.items())
+            yield command
+        yield "```"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

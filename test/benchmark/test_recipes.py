@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
@@ -53,16 +54,21 @@ def test_the_page_has_a_row_for_all_that_differ_in_their_card_or_their_weights_a
     assert recipes.main([str(file), "--page", str(page), "--json", str(tmp_path / "answers.json")]) == 0
     assert "5 of 9 recipes are served" in capsys.readouterr().out
     text = page.read_text()
-    names = f"{NEXT.partition('/')[2]}, {NEXT.partition('/')[2]}-FP8"
+    link = f"[{NEXT.partition('/')[2]}](https://huggingface.co/{NEXT})"
+    names = f"{link}, {link.replace('Instruct', 'Instruct-FP8')}"
     assert f"| default | tp 1 | {names} | A, B | **yes** | one pool |  |" in text
     assert "**4 of 5 share [one pool](serving.md#one-pool) for KV and states.** The others:" in text
     assert "| 1 | two pools | --enable-unified-memory is only supported with --marconi-admission judicious" in text
-    assert "| two |  | Qwen3-Next-80B-A3B-Instruct | H100 | no |  | `--pp-size`, `--enable-streaming-session` |" in text
-    assert "| wrong |  | Qwen3-Next-80B-A3B-Instruct | H100 | no |  | `SGLang` |" in text
+    assert f"| two |  | {link} | H100 | no |  | `--pp-size`, `--enable-streaming-session` |" in text
+    assert f"| wrong |  | {link} | H100 | no |  | `SGLang` |" in text
     assert "| 1 | `SGLang` | sglang: unrecognized arguments: --polcy 3 |" in text
     assert "| H100 | no |  | `model` |" in text
     assert "no configuration of nobody/nothing is known here" in text
     assert "**yes**, states at chunk ends" in text
+    server = f"python -m sglang.launch_server --model-path {NEXT}"
+    shown = re.findall(rf"^# (.*)\n{server}(.*) --radix-cache-backend marconi$", text, re.MULTILINE)
+    assert shown[:2] == [("default, one pool: A, B", " --tp-size 1"), ("default, one pool: A, B", "-FP8 --tp-size 1")]
+    assert "--pp-size 2" not in text, "a launch that is refused has no command"
     answers = json.loads((tmp_path / "answers.json").read_text())["recipes"]
     assert [len(each["reasons"]) for each in answers] == [0, 0, 0, 0, 2, 1, 1, 1, 0]
 
@@ -111,6 +117,30 @@ def test_each_recipe_of_november_is_one_launch_of_a_source(recipes: ModuleType) 
     assert date == content["date"]
     assert {each["source"] for each in every} == set(content["sources"])
     assert len({(each["model"], each["hardware"], each["args"]) for each in every}) == len(every)
+
+
+def test_each_command_of_the_page_starts_what_was_checked(recipes: ModuleType) -> None:
+    """Each parses, and those of November are recipes of that list."""
+    parts = recipes.parts_of(PAGE.read_text(encoding="utf-8"))
+    commands = {date: re.findall(r"^# .*\n(.*)$", part, re.MULTILINE) for date, part in parts.items()}
+    assert [len(set(each)) for each in commands.values()] == [len(each) for each in commands.values()] != [0, 0]
+    for command in (each for every in commands.values() for each in every):
+        variables, _, arguments = command.partition("python -m sglang.launch_server ")
+        assert all(re.fullmatch(r"[A-Z0-9_]+=\w+", each) for each in variables.split())
+        recipes.CommandLine.parse(shlex.split(arguments))
+    date, every = recipes.read(NOVEMBER)
+    asked = {
+        recipes.command_of(["--model-path", each["model"], *shlex.split(each["args"])], each.get("env", ""))
+        for each in every
+    }
+    assert set(commands[date]) <= asked
+
+
+def test_a_command_has_the_variables_of_its_recipe_and_can_be_copied(recipes: ModuleType) -> None:
+    argv = ["--model-path", "a/b", "--hicache-storage-backend-extra-config", '{"x": true}']
+    command = recipes.command_of(argv, "SGLANG_A=1 SGLANG_B")
+    server = """--model-path a/b --hicache-storage-backend-extra-config '{"x": true}' --radix-cache-backend marconi"""
+    assert command == f"SGLANG_A=1 SGLANG_B=FILE python -m sglang.launch_server {server}"
 
 
 @pytest.mark.slow

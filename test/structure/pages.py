@@ -118,6 +118,17 @@ def commands(block: Block) -> Iterator[Command]:
         yield Command(text, shown)
 
 
+def sentences(path: Path) -> Iterator[str]:
+    """The sentences of a page's paragraphs and lists, with `code` for each name in backticks and without addresses."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+        if re.match(r" {4}|#|\||<|!\[", block.lstrip("\n")):
+            continue
+        words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", " ".join(block.split())))
+        parts = re.split(r"(?<=[.?!])[)*\"]*\s+(?=[^a-z]|code)", words)
+        yield from (part for part in parts if re.search(r"\w", part))
+
+
 def shell(path: Path) -> Iterator[str]:
     """The commands of a page's indented blocks and of its fenced ones of bash, whole over their lines.
 
