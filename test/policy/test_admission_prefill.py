@@ -48,6 +48,26 @@ def test_the_last_chunk_end_before_a_branch_point_fills_a_spare_slot() -> None:
         assert [depth for depth in plan.depths if plan.is_spare(depth)] == depths[:-1]
 
 
+def test_a_new_prompt_leaves_states_on_trial_over_what_is_new_of_it() -> None:
+    """At chunk ends before the states near its end, as many as are allowed, none where another is planned."""
+    tree = RadixTree()
+    tree.insert(pack(range(100)), [100])
+    for num_tokens, num_trials, depths in (
+        (1000, 0, []),
+        (190, 16, []),
+        (194, 16, [192, 128]),
+        (1000, 4, [960, 704, 448, 192]),
+        (1000, 16, [*range(960, 127, -64)]),
+        (1025, 2, [960, 512]),
+    ):
+        lease = lease_of(tree, list(range(num_tokens)))
+        plan = prefill_plan(Judicious(), lease, 1, num_tokens - 65, Wishes(num_trials=num_trials))
+        assert list(plan.trials) == [depth for depth in depths if depth != 64]
+        assert all(map(plan.is_spare, plan.trials))
+        by_precedence = sorted(plan.depths, key=plan.precedence)
+        assert set(by_precedence[len(plan.depths) - len(plan.trials) :]) == set(plan.trials)
+
+
 def test_of_the_positions_where_waiting_prompts_part_the_two_deepest_are_planned_and_need_no_role() -> None:
     wishes = Wishes(shared=(80, 60, 40))
     plan = prefill_plan(Judicious(), lease_of(RadixTree(), list(range(100))), 1, 1000, wishes)

@@ -1,4 +1,4 @@
-"""What surrounds a rule: what was chosen ahead before it, what waiting requests would start from after it."""
+"""What surrounds a rule: states on trial or chosen ahead before it, what waiting requests would start from behind it."""
 
 import random
 
@@ -83,6 +83,8 @@ class Expected:
                 return 4, -first_waiting[node]
             if node.leaving is not None:
                 return 1, node.leaving
+            if node.on_trial:
+                return 0, node.last_hit_s, node.serial
             is_ranked = len(node.live_children) <= JointLru.scope.value
             return 3 - is_ranked, node.last_pass_s if is_ranked else node.last_hit_s, node.serial
 
@@ -98,7 +100,12 @@ def random_run(seed: int, num_steps: int = 1500) -> None:
         nodes = [node for node in hybrid.tree.nodes() if node.has_state]
         if kind < 0.4 or not nodes:
             ids = [rng.randrange(3) for _ in range(rng.randint(1, 8))]
-            leave(hybrid, ids, [len(ids)], float(step))
+            lease, trials = lease_of(hybrid, ids, float(step)), [len(ids) // 2] if rng.random() < 0.4 else []
+            if trials and trials[0]:
+                hybrid.insert(lease, [*trials, len(ids)], float(step), trials=trials)
+            else:
+                hybrid.begin(lease, float(step))
+                leave(hybrid, ids, [len(ids)], float(step))
         elif kind < 0.6:
             expected.waiting[num_waited] = rng.choice(nodes)
             hybrid.queue((), [(num_waited, expected.waiting[num_waited])])

@@ -42,7 +42,7 @@ class Chats:
         self.hybrid.begin(lease, self.now_s)
         plan = self.hybrid.plan(lease, known_distance=known)
         if plan.depths:
-            self.hybrid.insert(lease, plan.depths, self.now_s)
+            self.hybrid.insert(lease, plan.depths, self.now_s, trials=plan.trials)
         processed = [*prompt, *answer[:-1]]
         end = len(processed) // page * page
         if end > max([lease.match.checkpoint.depth, *plan.depths]):

@@ -196,7 +196,7 @@ def test_the_order_of_marconi_is_by_its_score_and_its_victim_within_the_bound(se
 
 
 def test_tiers_surround_the_rule_and_what_is_in_use_has_no_place() -> None:
-    """Chosen ahead, the rule's own, beyond its scope, set aside, awaited: as victims would be named, one by one."""
+    """On trial, chosen ahead, the rule's own, beyond its scope, set aside, awaited: as victims would be named."""
     draw = random.Random(0)  # noqa: S311 - a test's
     for _ in range(20):
         tree = RadixTree()
@@ -206,7 +206,7 @@ def test_tiers_surround_the_rule_and_what_is_in_use_has_no_place() -> None:
             (node,) = tree.insert(bytes([first, 0, 0, 0, 1, 0, 0, 0]), [2])
             node.last_hit_s = node.last_pass_s = float(draw.randrange(4))
             node.leaving, node.first_waiting = draw.choice((None, None, first)), draw.choice((None, None, first))
-            node.set_aside = draw.random() < 0.3
+            node.set_aside, node.on_trial = draw.random() < 0.3, draw.random() < 0.2
             nodes.append(node)
             if draw.random() < 0.8:
                 order.update(node)

@@ -6,7 +6,7 @@ cache's where that forgets nothing either.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +64,9 @@ class MissOracle:
             suffix: Suffix | None = None,
             closing: int = -1,
             absent: Mapping[int, Cause] | None = None,
+            trials: Collection[int] = (),
         ) -> list[Node]:
-            made = insert(lease, depths, now_s, suffix, closing, absent or {})
+            made = insert(lease, depths, now_s, suffix, closing, absent or {}, trials)
             start = 0 if suffix is None else suffix.start.depth
             held = [*self._held(made[-1])]
             for depth in depths:

@@ -11,7 +11,7 @@ from marconi.tree import Node
 
 FACTS = {
     *("absences", "first_waiting", "held_since_s", "host_copy", "last_hit_s", "last_pass_s"),
-    *("leaving", "left_by", "num_hits", "num_locks", "set_aside"),
+    *("leaving", "left_by", "num_hits", "num_locks", "on_trial", "set_aside"),
 }
 """What ranks a node, beside what the tree's own methods change."""
 PACKAGE = Path(__file__).parents[2] / "python" / "marconi"

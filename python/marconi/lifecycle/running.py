@@ -8,6 +8,8 @@ all of theirs, and each other that runs, or may, locks a state that it starts fr
     one must be free once all that is evictable has been evicted, but for states that waiting requests start from;
     a state that nobody has asked for must be worth more than the next victim (`HybridCache.deserves`).
 
+A state on trial gets a slot only if beside that as much is free, or on trial, as all else takes.
+
 A state without a slot is not kept: a miss later on, of which the cause is remembered.
 """
 
@@ -145,10 +147,21 @@ def may_keep_end(device: Device[object], now_s: float) -> bool:
     return device.pools.promise()
 
 
+def _is_idle(device: Device[object], beside: Amount) -> bool:
+    """True if as much is free, or on trial, as is reserved and the tree's other states take with all KV."""
+    hybrid = device.hybrid
+    num_on_trial = hybrid.order.num_on_trial
+    taken = Amount(hybrid.tree.num_tokens, hybrid.tree.num_states - num_on_trial)
+    beside = Amount(beside.num_tokens + taken.num_tokens, beside.num_states + taken.num_states)
+    return device.pools.spares_slot(Amount(0, num_on_trial), beside)
+
+
 def _may_take(run: RunningRequest, depth: int, device: Device[object], beside: Amount, now_s: float) -> bool:
     pools, hybrid = device.pools, device.hybrid
     if pools.spares_slot(NOTHING, beside):
-        return True
+        return depth not in run.plan.trials or _is_idle(device, beside)
+    if depth in run.plan.trials:
+        return False
     num_tokens, num_states = device.evictable()
     if not pools.spares_slot(Amount(num_tokens, num_states - hybrid.num_awaited), beside):
         return False

@@ -43,6 +43,11 @@ class NodeView(Protocol):
         ...
 
     @property
+    def lasting_depth_above(self) -> int:
+        """The same of states that are not on trial."""
+        ...
+
+    @property
     def state_above(self) -> "NodeView | None":
         """The nearest shallower state on the path; None if there is none."""
         ...
@@ -105,6 +110,11 @@ class NodeView(Protocol):
     @property
     def leaving(self) -> int | None:
         """Place among those that were chosen to be evicted next; None if it was not."""
+        ...
+
+    @property
+    def on_trial(self) -> bool:
+        """True if it was left on trial, and no request has started from it."""
         ...
 
     @property

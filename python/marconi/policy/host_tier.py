@@ -125,6 +125,11 @@ class LoadTimes:
 class Tier(Protocol):
     """Memory below the device's, as the driver of a tree sees it (`hybrid_cache.py`)."""
 
+    @property
+    def is_half_free(self) -> bool:
+        """True if copies take at most half of the memory."""
+        ...
+
     def resumed(self, num_new_tokens: int) -> None:
         """A request has started from a state, and computes `num_new_tokens` of its prompt."""
         ...
@@ -193,11 +198,27 @@ class HostTier:
     def take(self, node: Node, now_s: float) -> bool:
         """Copy `node`, which the device holds, if that is worth while; returns whether there is a new copy."""
         had_copy = node.has_copy
-        if not node.has_copy and self.times.worth_of(node, Need.KV) > 0:
+        above = min(node.lasting_depth_above, node.depth - node.freed_tokens)
+        if not node.has_copy and self.times.worth_between(above, node.depth) > 0 and self._has_room_if_on_trial(node):
             self.copies.hold(node)
             self._rerank()
             self._make_fit(now_s)
         return node.has_copy and not had_copy
+
+    def _has_room_if_on_trial(self, node: Node) -> bool:
+        """True unless `node` is on trial, and something would be dropped for its copy."""
+        if not node.on_trial:
+            return True
+        hosted: Node | None = node
+        while hosted is not None and not hosted.is_hosted:
+            hosted = hosted.parent
+        return self.has_room(node.depth - (0 if hosted is None else hosted.depth))
+
+    @property
+    def is_half_free(self) -> bool:
+        """True if copies, and what is expected, take at most half of the memory."""
+        num_tokens, num_states = self.room
+        return 2 * num_tokens >= self.memory.num_tokens and 2 * num_states >= self.memory.num_slots
 
     @property
     def room(self) -> tuple[int, int]:

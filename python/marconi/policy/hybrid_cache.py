@@ -21,13 +21,14 @@ nothing is evicted that is worth more (`deserves`).
 All times are passed in, in seconds.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 from itertools import chain, starmap
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
+from marconi.policy.admission.trials import Trials
 from marconi.policy.base import Need, NodeView, PlannedState, Role
 from marconi.policy.causes import Cause
 from marconi.policy.counters import Counters
@@ -84,6 +85,7 @@ class HybridCache:
         self.host = host
         self._awaited = AwaitedStates()
         self.counters = Counters()
+        self.trials = Trials()
         self.misses = Misses(tree) if explains else None
         self.watchers: tuple[Watcher, ...] = ()
         self.retention: Retention | None = None
@@ -184,6 +186,8 @@ class HybridCache:
             for watcher in self.watchers:
                 watcher.resuming(node, now_s)
             node.num_hits += 1
+            if node.on_trial:
+                self.trials.resumed()
             self._use(node, now_s)
             noted.append(node)
             if self.host is not None:
@@ -225,8 +229,15 @@ class HybridCache:
         if end in asked and self._stands_at(end, lease.request):
             asked = [position for position in asked if position != end]
         turn = self.turns.next_turn(lease, known_distance)
-        wishes = Wishes(asked, shared, turn, system_end, self.turns.is_usual(lease), self._fills_spare)
+        wishes = Wishes(
+            asked, shared, turn, system_end, self.turns.is_usual(lease), self._fills_spare, self._num_trials(lease)
+        )
         return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens, wishes)
+
+    def _num_trials(self, lease: Lease) -> int:
+        """Number of states that a request may leave on trial: none of one that continues a conversation."""
+        is_busy = self.host is not None and not self.host.is_half_free
+        return 0 if is_busy or self.turns.distance(lease) is not None else self.trials.num_allowed
 
     def deserves(self, lease: Lease, depth: int, role: Role, granted: Set[int], need: Need, now_s: float) -> bool:
         """True if a state that is planned at `depth` is worth more than what would be evicted for it next.
@@ -253,14 +264,16 @@ class HybridCache:
         suffix: Suffix | None = None,
         closing: int = NO_CLOSING,
         absent: Mapping[int, Cause] = _NONE_ABSENT,
+        trials: Collection[int] = (),
     ) -> list[Node]:
         """Hold the path of `lease` up to the last of `depths`, rising, in tokens, and a state at each.
 
         `suffix` says where the request is already held to, so that only what comes after is looked at. `closing` says
         how the answer closed, at the request's end. `absent` are depths of planned states that the request lacks, as
-        far as they lie on what is held now. Returns the nodes of the states.
+        far as they lie on what is held now, and `trials` those of states that are left on trial. Returns the nodes of
+        the states.
         """
-        made = self._insert(lease, depths, now_s, suffix)
+        made = self._insert(lease, depths, now_s, suffix, trials)
         if absent and self.misses is not None:
             self._note_absent(made[-1], 0 if suffix is None else suffix.start.depth, absent, now_s)
         own = self.turns.note(made, lease, closing)
@@ -293,6 +306,8 @@ class HybridCache:
         if explains:
             victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s, kept))
         self.counters.num_evictions_unused += not victim.num_hits
+        if victim.on_trial:
+            self.trials.evicted()
         victim.leaving = None
         freed = self.tree.evict(victim)
         self.counters.num_evictions[need] += 1
@@ -399,21 +414,30 @@ class HybridCache:
         """A request has resumed from `node`, or left its state."""
         node.last_hit_s = node.last_pass_s = now_s
         node.leaving = None
+        node.on_trial = False
         if self.retention:
             self.retention.used(node)
 
-    def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, suffix: Suffix | None) -> list[Node]:
+    def _insert(
+        self, lease: Lease, depths: Sequence[int], now_s: float, suffix: Suffix | None, trials: Collection[int] = ()
+    ) -> list[Node]:
         tree, request = self.tree, lease.request
         num_states = tree.num_states
         if suffix is None:
             made = tree.insert(self._path(request), depths, request.namespace)
         else:
             made = tree.insert(suffix.path, depths, request.namespace, suffix.start)
-        self.counters.num_states_written += tree.num_states - num_states
+        num_written, num_trials = tree.num_states - num_states, 0
+        self.counters.num_states_written += num_written
         for node in made:
+            is_new = node.held_since_s is None
+            on_trial = (is_new or node.on_trial) and node.depth in trials
             self._use(node, now_s)
-            if node.held_since_s is None:
+            if is_new:
                 node.held_since_s = now_s
+                num_trials += on_trial
+            node.on_trial = on_trial
+        self.trials.left(num_trials, num_written - num_trials)
         self.order.admitted(made, lease, now_s)
         return made
 

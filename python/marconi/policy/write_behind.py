@@ -55,7 +55,7 @@ class WriteBehind(HostTier):
         while hosted is not None and not hosted.is_hosted:
             hosted = hosted.parent
         depth = 0 if hosted is None else hosted.depth
-        worth_s = self.times.worth_between(min(node.checkpoint_depth_above, depth), node.depth)
+        worth_s = self.times.worth_between(min(node.lasting_depth_above, depth), node.depth)
         return worth_s > self.times.copy_s(node.depth - depth)
 
     def choose(self, cache: HybridCache, num_missing: Mapping[Need, int], now_s: float) -> list[Node]:

@@ -25,7 +25,7 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
@@ -237,10 +237,12 @@ class ServerReplay:
         closing: int,
         absent: Mapping[int, Cause],
         now_s: float,
+        trials: Collection[int] = (),
     ) -> Node:
         """Hand states and KV beyond `held`, the request's node, to the tree; what it has already comes back.
 
-        `absent` are depths of planned states without a slot. Returns the node of the deepest.
+        `absent` are depths of planned states without a slot, `trials` of those on trial. Returns the node of the
+        deepest.
         """
         tree = self.hybrid.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
@@ -249,7 +251,7 @@ class ServerReplay:
             num_shared_tokens = held.depth
             path = lease.request.path[tree.offset(held.depth) : tree.offset(depths[-1])]
             suffix = Suffix(held, path)
-        made = self.hybrid.insert(lease, depths, now_s, suffix, closing, absent)
+        made = self.hybrid.insert(lease, depths, now_s, suffix, closing, absent, trials)
         num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
         self.pools.give(num_duplicates)
         self.pools.hand_over(len(depths), tree.num_states - num_states)
@@ -429,7 +431,7 @@ class ReplayedRequest(RunningRequest):
         self._num_allocated_tokens += num_taken
 
     def _leave(self, lease: Lease, depths: Sequence[int], closing: int = NO_CLOSING) -> Node:
-        newest = self._server.leave(lease, depths, self._held, closing, self.absent, self.now_s)
+        newest = self._server.leave(lease, depths, self._held, closing, self.absent, self.now_s, self.plan.trials)
         self._num_shared_tokens = depths[-1]
         self._num_slots -= len(depths)
         return newest

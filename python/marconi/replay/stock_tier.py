@@ -97,6 +97,11 @@ class StockTier:
             self._twice.pop(unit, None)
             self._tidy(unit)
 
+    @property
+    def is_half_free(self) -> bool:
+        """False: stock leaves no states on trial."""
+        return False
+
     def touch(self, node: Node) -> None:
         """Nothing: recency is by what runs through (`left`, `loading`)."""
 

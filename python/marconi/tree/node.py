@@ -117,6 +117,7 @@ class Node:
         "num_children",
         "num_hits",
         "num_locks",
+        "on_trial",
         "parent",
         "serial",
         "set_aside",
@@ -167,6 +168,8 @@ class Node:
         """Place of the first request of the queue that would start from this state (`policy/waiting.py`), if any."""
         self.leaving: int | None = None
         """Place among the states that are evicted next, chosen ahead (`policy/write_behind.py`), if it is one."""
+        self.on_trial = False
+        """Whether its state was left on trial, and no request has started from it (`policy/admission/trials.py`)."""
         self.set_aside = False
         """Whether it is retained, and others of its name space were evicted in its place (`policy/retention.py`)."""
         self.left_by: LeftBy | None = None
@@ -197,6 +200,14 @@ class Node:
         while node is not None and not node.has_state:
             node = node.parent
         return node
+
+    @property
+    def lasting_depth_above(self) -> int:
+        """Depth of the nearest shallower state on the path that is not on trial; 0 if there is none."""
+        above = self.state_above
+        while above is not None and above.on_trial:
+            above = above.state_above
+        return 0 if above is None else above.depth
 
     @property
     def state_below(self) -> "Node | None":
@@ -284,11 +295,13 @@ class HostCopy:
 
     @property
     def checkpoint_depth_above(self) -> int:
-        """Depth of the nearest shallower state on the path, on either tier; 0 if there is none."""
+        """Depth of the nearest shallower state on either tier, but for those on trial; 0 if there is none."""
         node = self.node.parent
-        while node is not None and not node.has_copy and not node.has_state:
+        while node is not None and (node.on_trial or not (node.has_copy or node.has_state)):
             node = node.parent
         return 0 if node is None else node.depth
+
+    lasting_depth_above = checkpoint_depth_above
 
     @property
     def freed_tokens(self) -> int:
@@ -351,6 +364,11 @@ class HostCopy:
     def first_waiting(self) -> int | None:
         """Queue position of the first waiting request that would resume here; None if there is none."""
         return self.node.first_waiting
+
+    @property
+    def on_trial(self) -> bool:
+        """True if it was left on trial, and no request has started from it."""
+        return self.node.on_trial
 
     @property
     def set_aside(self) -> bool:

@@ -21,7 +21,7 @@ Owner: the scheduler's thread.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -554,7 +554,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _keep_prefill(self, req: "Req", run: ServedRequest, up_to: int) -> None:
         slots = self._written(req, run, up_to)
         if slots:
-            self._keep(req, run.lease, slots, run.absent)
+            self._keep(req, run, run.lease, slots)
 
     def _keep_end(self, req: "Req", run: ServedRequest, up_to: int) -> "EndState | None":
         """Keep what the prefill left, and the request's last state; returns that if it was kept."""
@@ -578,7 +578,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             num_output_tokens = max(up_to + 1 - prompt.num_prompt_tokens, 0)
             request = replace(prompt, num_output_tokens=num_output_tokens, num_known_tokens=max(slots))
             closing, end_depth = closing_of_answer(req), None if end is None else end.depth
-            self._keep(req, Lease(request, match), slots, run.absent, end_depth, closing)
+            self._keep(req, run, Lease(request, match), slots, end_depth, closing)
         return end
 
     def _written(self, req: "Req", run: ServedRequest, up_to: int) -> dict[int, torch.Tensor]:
@@ -626,9 +626,9 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _keep(
         self,
         req: "Req",
+        run: ServedRequest,
         lease: Lease,
         slots: dict[int, torch.Tensor],
-        absent: Mapping[int, Cause],
         end_depth: int | None = None,
         closing: int = NO_CLOSING,
     ) -> None:
@@ -645,7 +645,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         indices = self.req_to_token_pool.req_to_token[kv.req_pool_idx, shared:end].long()
         num_tokens = hybrid.tree.num_tokens
         tenant = Tenant(req.extra_key, req.cache_salt)
-        insert = partial(hybrid.insert, lease, depths, self.clock(), suffix, closing, absent)
+        insert = partial(hybrid.insert, lease, depths, self.clock(), suffix, closing, run.absent, run.plan.trials)
         made = core.insert(indices, shared, tenant, insert)
         if (trail := notes_of(req).trail) is not None:
             trail.left(made)

@@ -20,6 +20,7 @@ All but the end are known before the prefill starts, so that it writes them as i
                    has seen little, a little further back as well
     steps          on the way of a long prefill
     chunk ends     the last before each place where prompts part: shared, a known branch point, system
+    on trial       over what is new of a prompt that continues no conversation, while memory is idle    (`trials.py`)
     the end        of the answer, when the request finishes
 
 Of shared, rule, system and next turn at most `MAX_STATES` in all are planned, the first of them.
@@ -52,17 +53,18 @@ point where a conversation leaves its last prompt, as its template always does: 
 more than the victim for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All others
 get a slot before them, those that more requests share, the shallower, first:
 
-    asked for, shared, the rule's, steps   ->   speculative, by decreasing saving   ->   those if spare
+    asked for, shared, the rule's, steps   ->   speculative, by decreasing saving   ->   those if spare, on trial
 
 Invariant: depths rise, lie beyond the hit and, but for those asked for, before the prompt's last token, on the grid.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS, Admission
+from marconi.policy.admission.trials import CHUNK_TOKENS, trial_depths
 from marconi.policy.base import Costs, Role
 from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Lease, Request
@@ -75,8 +77,6 @@ SPARE_STEPS: Final = 3
 MAX_STATES: Final = 4
 MAX_SHARED: Final = 2
 MIN_GAIN: Final = 0.02
-CHUNK_TOKENS: Final = 64
-"""A chunk of the gated delta rule's kernels, at whose ends stock keeps states of prefills."""
 MIN_SYSTEM_TOKENS: Final = CHUNK_TOKENS
 """System prompts that differ in their last lines, as in a date, leave no state each."""
 
@@ -154,6 +154,8 @@ class Wishes:
     """Whether the request continues a prompt where its template's next turn does, so that few will branch there."""
     fills_spare: bool = False
     """Whether slots that are spare may hold states between steps."""
+    num_trials: int = 0
+    """Number of states that may be left on trial."""
 
 
 class PrefillPlan(NamedTuple):
@@ -162,15 +164,18 @@ class PrefillPlan(NamedTuple):
     depths: Sequence[int]
     roles: Mapping[int, Role] = MappingProxyType({})
     """Roles of those that are speculative, the first to get a slot first."""
+    trials: Collection[int] = ()
+    """Those that are left on trial."""
 
     def precedence(self, depth: int) -> tuple[int, int]:
         """Order planned depths: the first gets a slot first."""
-        role = self.roles.get(depth)
-        return (0, depth) if role is None else (1, [*self.roles].index(depth))
+        if depth in self.trials:
+            return 2, depth
+        return (1, [*self.roles].index(depth)) if depth in self.roles else (0, depth)
 
     def is_spare(self, depth: int) -> bool:
         """True if a state at `depth` is there to fill a spare slot, so that nobody misses one that has none."""
-        return self.roles.get(depth) is Role.WAYPOINT
+        return depth in self.trials or self.roles.get(depth) is Role.WAYPOINT
 
 
 NO_PLAN: Final = PrefillPlan(())
@@ -214,7 +219,10 @@ def prefill_plan(
     if spare:
         spare = [depth for depth in _on_grid(spare, grid_tokens, start, last) if depth not in planned]
         roles |= dict.fromkeys(spare, Role.WAYPOINT)
-    return PrefillPlan(sorted(planned.union(roles)), roles)
+    planned.update(roles)
+    trials = trial_depths(max(match.num_seen_tokens, start), min(next_turn, default=last), wishes.num_trials)
+    on_trial = tuple(depth for depth in _on_grid(trials, grid_tokens, start, last) if depth not in planned)
+    return PrefillPlan(sorted(planned.union(on_trial)), roles, on_trial)
 
 
 def _system(wishes: Wishes, match: Match, grid_tokens: int, last: int) -> list[int]:

@@ -1,14 +1,16 @@
-"""The order in which states are evicted: those chosen ahead, then the rule's own order, then those that are awaited.
+"""The order in which states are evicted: on trial, chosen ahead, by the rule's own order, at last those awaited.
 
-    leaving, as chosen  ->  the rule's own order  ->  beyond the rule's scope, oldest hit first
-                                                  ->  set aside, oldest hit first
-                                                  ->  awaited, last in the queue first
+    on trial, oldest first  ->  leaving, as chosen  ->  the rule's own order
+                            ->  beyond the rule's scope, oldest hit first
+                            ->  set aside, oldest hit first
+                            ->  awaited, last in the queue first
 
 A state beyond the rule's scope (an interior node on the way to several others) is a victim only where the rule has none
 left: a server counts every state that is not in use as one that it can have, so there has to be a way to it. A state
 that a waiting request would start from needs no forecast: of these the one that is used last is evicted first (Belady's
 rule). A retained state is set aside for a while once others of its name space were evicted in its place
-(`retention.py`). Which states are awaited, set aside or chosen ahead are facts of the nodes (`hybrid_cache.py`).
+(`retention.py`). Which states are awaited, set aside, chosen ahead or on trial are facts of the nodes
+(`hybrid_cache.py`).
 
 Rules and tiers are built from two parts:
 
@@ -202,7 +204,7 @@ class _Leaving(_Tier):
 
 
 class Order(Eviction):
-    """`rule`, with a tier before it and three after it."""
+    """`rule`, with two tiers before it and three after it."""
 
     scope = Scope.ANY
 
@@ -212,6 +214,7 @@ class Order(Eviction):
         self._max_children = rule.scope.value
         self._follows_ghosts = rule.follows_ghosts
         self._has_scope = rule.scope is not Scope.ANY
+        self._on_trial = _Tier(_RULE - 2, lambda node: node.last_hit_s)
         self._leaving = _Leaving()
         self._beyond_scope = _Tier(_RULE + 1, lambda node: node.last_hit_s)
         self._aside = _Tier(_RULE + 2, lambda node: node.last_hit_s)
@@ -228,6 +231,8 @@ class Order(Eviction):
             tier = self._leaving
         elif node.set_aside:
             tier = self._aside
+        elif node.on_trial:
+            tier = self._on_trial
         elif self._has_scope and node.num_children > self._max_children:
             tier = self._beyond_scope
         tiers = self._tiers
@@ -260,12 +265,13 @@ class Order(Eviction):
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The first of the first tier that has any."""
-        found = self._leaving.first(need) or self.rule.victim(need, now_s) or self._beyond_scope.first(need)
-        return found or self._aside.first(need) or self._awaited.first(need)
+        found = self._on_trial.first(need) or self._leaving.first(need) or self.rule.victim(need, now_s)
+        return found or self._beyond_scope.first(need) or self._aside.first(need) or self._awaited.first(need)
 
     def next_to_leave(self, need: Need, now_s: float) -> NodeView | None:
         """The victim behind those that are leaving already, unless it is set aside or a request awaits it."""
-        return self.rule.victim(need, now_s) or self._beyond_scope.first(need)
+        found = self._on_trial.first(need) or self.rule.victim(need, now_s)
+        return found or self._beyond_scope.first(need)
 
     def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
         """The tier, and within it the rule's rows or the place; nan for nodes that have no place."""
@@ -277,6 +283,11 @@ class Order(Eviction):
             if tier is not None:
                 rows[at] = tier.number, tier.place(nodes[at]), *[0.0] * (of_rule.shape[1] - 1)
         return rows
+
+    @property
+    def num_on_trial(self) -> int:
+        """States on trial."""
+        return len(self._on_trial.all)
 
     @property
     def num_leaving(self) -> int:

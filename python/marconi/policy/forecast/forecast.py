@@ -243,8 +243,9 @@ class Forecast:
         self.log2_index = rounded(np.log2(self.index))
 
     def left(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
-        """A request has left states at `nodes`, in rising depth."""
+        """A request has left states at `nodes`, in rising depth; those on trial have no part in it."""
         self.now_s = now_s
+        nodes = [node for node in nodes if not node.on_trial]
         before = self._traits_before(lease)
         request, traits, num_seen_tokens = lease.request, self._traits, lease.match.num_seen_tokens
         end = nodes[-1].depth if nodes else 0
@@ -256,7 +257,7 @@ class Forecast:
                 self._waypoints.pop(serial, None)
                 self._passed.discard(serial)
             elif depth > num_seen_tokens:
-                self._waypoints[serial] = (node.checkpoint_depth_above, end - depth)
+                self._waypoints[serial] = (node.lasting_depth_above, end - depth)
             else:
                 self._waypoints[serial] = (depth, 0)
                 if self.turns.parts_at(lease, depth):
@@ -336,13 +337,18 @@ class Forecast:
     def _observe_divergence(self, lease: Lease) -> None:
         request, match = lease
         seen = min(match.num_seen_tokens, request.num_prompt_tokens - 1)
-        above, to_end = self._waypoints.get(match.checkpoint.serial, (match.checkpoint.depth, 0))
-        distance = 0
+        start = match.checkpoint
+        above, to_end = self._waypoints.get(start.serial, (start.depth, 0))
+        if start.on_trial:
+            above = start.lasting_depth_above
+        distance, last = 0, match.last
+        while last.on_trial and len(last.live_children) == 1:
+            (last,) = last.live_children
         if match.num_span_tokens_left:
-            distance = match.num_span_tokens_left + match.num_seen_tokens - seen
+            distance = match.num_span_tokens_left + match.num_seen_tokens - seen + last.depth - match.last.depth
         elif match.diverges and seen == match.checkpoint.depth:
             distance = to_end
-        left_by = match.last.left_by
+        left_by = last.left_by
         if distance and left_by is not None and left_by.num_prompt_tokens > seen:
             # A server's guard stands before the end of its prompt, whatever state is the path's next.
             distance = left_by.num_prompt_tokens - seen
