@@ -73,7 +73,7 @@ class Loaded:
         return Greedy(tuple(token_ids), tuple(margins))
 
 
-@pytest.fixture(scope="module", params=list(Family), ids=str)
+@pytest.fixture(scope="module", params=[each for each in Family if each is not Family.WINDOWS], ids=str)
 def loaded(request: pytest.FixtureRequest, models: dict[str, Path]) -> Loaded:
     return Loaded(models[request.param], *([1] if request.param is Family.SHORT_CONV else []))
 
@@ -198,7 +198,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^a tiny model's family must be one of gdn, mamba2, short-conv, got 'rwkv'$"):
+    with pytest.raises(ValueError, match=r"^a tiny model's family must be one of gdn, mamba2, short-conv, windows, got 'rwkv'$"):
         tiny_model.write("rwkv", tmp_path / "model")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"one more token must be one of gdn, mamba2, got 'short-conv'$"):
         tiny_model.write(Family.SHORT_CONV, tmp_path / "model", has_mtp=True)
