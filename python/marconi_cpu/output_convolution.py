@@ -94,7 +94,7 @@ def fused_gather_scatter_to_sconv_cache(
 def fused_decode_sconv_metadata(
     B: int, cache_indices: Tensor, out: dict[str, Tensor] | None = None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """What a decoding batch's convolutions share: each sequence has one token and continues from its slot."""
+    """The operands that a decoding batch's convolutions share: a sequence has one token and continues from its slot."""
     require_absent("fused_decode_sconv_metadata", out=out)
     shared = {
         "cache_mask": (cache_indices != PAD_SLOT)[:, None, None],

@@ -5,8 +5,8 @@ A head adds to its score of a key the bias that the query has for their distance
     score(i, j) = scale q_i k_j + (bias[i, i - j] if i - j < extent else 0)        i - window <= j <= i
 
 SGLang gives the bias to its kernels as the operand of a modification of scores. KV of layers with a window lies in a
-pool of its own, whose entries SGLang looks up by those of the other; one outside of the window may have none, and is not
-read. Source: `srt/models/inkling_common/attn.py`, `srt/layers/attention/torch_native_backend.py` and
+pool of its own, whose entries SGLang looks up by those of the other; one outside of the window may have none, and is
+not read. Source: `srt/models/inkling_common/attn.py`, `srt/layers/attention/torch_native_backend.py` and
 `srt/mem_cache/swa_memory_pool.py`.
 """
 
@@ -64,9 +64,7 @@ def around_forward(
     return outputs.view(len(queries), -1)
 
 
-def attention(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float, window: int | None
-) -> Tensor:
+def attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float, window: int | None) -> Tensor:
     """Run one sequence's last tokens, `queries` (num_new, num_heads, head_dim), against its `keys` and `values`.
 
     Those are (num_seen, num_kv_heads, head_dim), of which the last are the queries' own. `bias` (num_new, num_heads,
@@ -88,6 +86,6 @@ def attention(
     )[0].movedim(1, 0)
 
 
-def serving_attention_backend(_forward_batch: object) -> str:
-    """Name the backend whose operands this attention takes: Inkling's layers ask, and know two."""
+def serving_attention_backend(forward_batch: object) -> str:
+    """Name the backend whose operands this attention takes, whatever the batch: Inkling's layers know two."""
     return "triton"

@@ -1,7 +1,7 @@
 """The dtype of Inkling's windows: the model's, as every other family's on this platform.
 
-SGLang keeps them in bfloat16 whatever the model computes in, so a float32 model would continue from rounded inputs where
-it resumes, and decode other logits than a prefill of the same tokens has. Source: `srt/configs/inkling.py`.
+SGLang keeps them in bfloat16 whatever the model computes in, so a float32 model would continue from rounded inputs
+where it resumes, and decode other logits than a prefill of the same tokens has. Source: `srt/configs/inkling.py`.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Inkling's convolutions and attention on the CPU platform: in one piece, in chunks and token by token they are the same.
+"""Inkling's convolutions and attention on the CPU platform are the same in one piece, in chunks and token by token.
 
 The references are one sequence each: the definition of a convolution with its input added, and of attention with a bias
 by distance, written out by loops over tokens.

@@ -1,4 +1,4 @@
-"""A small Inkling model, whose layers attend in a window or in all tokens by turns, served by SGLang's own cache.
+"""A small Inkling model, whose layers attend alternately in a window or in all tokens, served by SGLang's own cache.
 
 The reference is transformers' model of the same parameters: no server has it without a prefix cache, as SGLang's model
 asks for one.

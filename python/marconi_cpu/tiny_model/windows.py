@@ -1,9 +1,9 @@
-"""The `windows` family: attention in a window of 64 tokens and in all of them by turns, in the shape of Inkling.
+"""The `windows` family: attention alternately in a window of 64 tokens and in all, in the shape of Inkling.
 
-Every layer has four short convolutions, of keys, values and what attention and the MLP give, so a state is the inputs of
-the last three tokens of each. Attention knows positions by a bias for distances alone. Its scale is 1 / head_dim, so
-norms that multiply by 8 make it sharp, and projections into the residual stream are as large as in `short_conv.py`: what
-a window's first layer reads reaches the next layer's, beyond the window.
+Every layer has four short convolutions, of keys, values and what attention and the MLP give, so a state is the inputs
+of the last three tokens of each. Attention knows positions by a bias for distances alone. Its scale is 1 / head_dim, so
+norms that multiply by 4 sharpen it, and a lost window, or lost keys and values in one, move the logits by far more than
+rounding does.
 
 The checkpoint has the published names. Upstream: SGLang `models/inkling.py` and `configs/inkling.py`, transformers
 `models/inkling`.
