@@ -5,9 +5,9 @@ A head adds to its score of a key the bias that the query has for their distance
     score(i, j) = scale q_i k_j + (bias[i, i - j] if i - j < extent else 0)        i - window <= j <= i
 
 SGLang gives the bias to its kernels as the operand of a modification of scores. KV of layers with a window lies in a
-pool of its own, whose entries SGLang looks up by those of the other; one outside of the window may have none, and is
-not read. Source: `srt/models/inkling_common/attn.py`, `srt/layers/attention/torch_native_backend.py` and
-`srt/mem_cache/swa_memory_pool.py`.
+pool of its own, or a part of one pool, whose entries SGLang looks up by those of the other; one outside of the window
+may have none, and is not read. Source: `srt/models/inkling_common/attn.py`, `srt/mem_cache/swa_memory_pool.py` and
+`srt/layers/attention/torch_native_backend.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,9 +42,12 @@ def around_forward(
     (bias,) = aux_tensors
     pool = backend.token_to_kv_pool
     if save_kv_cache:
+        from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
         from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+        from sglang.srt.model_executor.forward_context import get_attn_backend
 
-        pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch, swa_loc=backend.swa_out_cache_loc), k, v)
+        own = get_attn_backend().kv_index_translator.write_ids(forward_batch, IdSpaceKind.SLIDING_WINDOW)
+        pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch, swa_loc=own), k, v)
     lengths = forward_batch.seq_lens.tolist()
     is_decode = forward_batch.forward_mode.is_decode()
     num_new = [1] * len(lengths) if is_decode else forward_batch.extend_seq_lens.tolist()
@@ -55,9 +58,11 @@ def around_forward(
     outputs, start = q.new_zeros(len(queries), layer.tp_q_head_num, layer.v_head_dim), 0
     for row, length, num in zip(rows, lengths, num_new, strict=True):
         first = 0 if window is None else max(0, length - num - window)
-        places = table[row, first:length].long()
-        if window is not None and backend.use_sliding_window_kv_pool:
-            places = pool.translate_loc_from_full_to_swa(places).long()
+        entries = table[row, first:length].long()
+        if window is None or not backend.use_sliding_window_kv_pool:
+            places = joint_pool.places_of(backend, entries)
+        else:
+            places = pool.translate_loc_from_full_to_swa(entries).long()
         new = slice(start, start + num)
         outputs[new] = attention(queries[new], keys[places], values[places], bias[new], layer.scaling, window)
         start += num

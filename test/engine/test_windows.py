@@ -89,9 +89,16 @@ def model(models: dict[str, Path]) -> InklingForCausalLM:
     return built
 
 
-@pytest.fixture(scope="module", params=[1, 128], ids=["page-1", "page-128"])
+POOLS = {
+    "page-1": ("--page-size", "1"),
+    "page-128": ("--page-size", "128"),
+    "one-pool": ("--page-size", "128", "--enable-unified-memory"),
+}
+
+
+@pytest.fixture(scope="module", params=POOLS)
 def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
-    return start_server(models[Family.WINDOWS], (*SERVED, "--page-size", str(request.param)))
+    return start_server(models[Family.WINDOWS], (*SERVED, *POOLS[request.param]))
 
 
 def difference(model: InklingForCausalLM, prompt: Sequence[int], got: Completion) -> float:
