@@ -16,6 +16,8 @@ from marconi_cpu.demo.server_process import ServerFailed
 from marconi_cpu.tiny_model import Family, write
 
 _FAMILIES = tuple(map(str, Family))
+_DEMONSTRATED = tuple(str(each) for each in Family if each is not Family.WINDOWS)
+"""Those that Marconi serves: it refuses sliding windows."""
 
 
 def add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -29,7 +31,7 @@ def add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
         epilog="example:\n  marconi demo --family mamba2 -- --chunked-prefill-size 256",
     )
     demo.add_argument("--model-path", metavar="DIR_OR_NAME", help="any hybrid model (default: build a small one)")
-    demo.add_argument("--family", choices=_FAMILIES, default="gdn", help="family of the small model (default: gdn)")
+    demo.add_argument("--family", choices=_DEMONSTRATED, default="gdn", help="family of the small model (default: gdn)")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the comparison there (- is stdout)")
     demo.add_argument(
         "--context-chars",
@@ -53,7 +55,12 @@ def add_tiny_model(commands: "argparse._SubParsersAction[Any]") -> None:
         description="Write a Hugging Face checkpoint with random weights and a long memory; same seed, same bytes.",
         epilog="example:\n  marconi tiny-model --family gdn --out tiny",
     )
-    tiny.add_argument("--family", choices=_FAMILIES, required=True, help="gdn: Qwen3.5 text; mamba2: Nemotron-H")
+    tiny.add_argument(
+        "--family",
+        choices=_FAMILIES,
+        required=True,
+        help="gdn: Qwen3.5 text; mamba2: Nemotron-H; short-conv: LFM2; windows: Inkling text",
+    )
     tiny.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="a new or empty folder, or an earlier model"
     )

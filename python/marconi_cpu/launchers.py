@@ -1,7 +1,7 @@
 """Stand-ins for the Triton launchers that the served families call, and for what SGLang asks of torch's device.
 
-The families are the gated delta rule (Qwen3.5, Qwen3-Next), Mamba2 (Nemotron-H, Falcon-H1, Granite 4) and the short
-convolution (LFM2); all that is replaced is in `upstream.toml`.
+The families are the gated delta rule (Qwen3.5, Qwen3-Next), Mamba2 (Nemotron-H, Falcon-H1, Granite 4) and short
+convolutions (LFM2, Inkling); all that is replaced is in `upstream.toml`.
 """
 
 import functools
@@ -19,7 +19,7 @@ from sglang.srt.model_executor import forward_batch_info
 from sglang.srt.speculative import eagle_utils
 
 from marconi.engine.plugin import touch
-from marconi_cpu import convolution, draft_tree, host_copies, joint_pool, paging, upstream
+from marconi_cpu import convolution, draft_tree, host_copies, joint_pool, paging, upstream, window_dtype
 
 _FILL_VALUE: Final = "get_cpu_graph_seq_len_fill_value"
 _TREES: Final = "sgl_kernel.speculative"
@@ -32,6 +32,7 @@ def register() -> None:
     paging.register()
     joint_pool.register()
     host_copies.register()
+    window_dtype.register()
     vars(sys.modules.setdefault(_TREES, ModuleType(_TREES))).update(
         reconstruct_indices_from_tree_mask=draft_tree.reconstruct_indices_from_tree_mask
     )

@@ -16,7 +16,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from marconi_cpu.joint_pool import around_forward, places_of
+from marconi_cpu.joint_pool import places_of
+from marconi_cpu.relative_attention import around_forward
 
 _ATTENTION = "torch_native"
 
@@ -32,7 +33,7 @@ def around_forward_extend(
     save_kv_cache: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Around `TorchNativeAttnBackend.forward_extend`: a verify step has its own; else that of the one pool."""
+    """Around `TorchNativeAttnBackend.forward_extend`: a verify step has its own."""
     if not forward_batch.forward_mode.is_target_verify():
         return around_forward(forward, backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
     if save_kv_cache:

@@ -324,7 +324,7 @@ def test_the_picture_has_two_bars_a_row_and_is_the_same_every_time(tmp_path: Pat
         (["--shape", "haiku"], "argument --shape: invalid choice: 'haiku' (choose from 'reasoning-dropped'"),
         (
             ["--family", "rnn"],
-            "argument --family: a tiny model's family must be one of gdn, mamba2, short-conv, got 'rnn'",
+            "argument --family: a tiny model's family must be one of gdn, mamba2, short-conv, windows, got 'rnn'",
         ),
         (["--read", "no/where.json"], "--read no/where.json: "),
         (["--plot", "no/where.svg"], "--plot must be in an existing folder, got no/where.svg"),

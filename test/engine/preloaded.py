@@ -32,7 +32,7 @@ from marconi_cpu.demo.server_process import environment
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _MAX_MESSAGE_BYTES = 1 << 20
 DISABLED_MODELS = "SGLANG_DISABLED_MODEL_ARCHS"
-_MODELS = ("qwen3", "nemotron_h", "llama.py", "lfm2.")
+_MODELS = ("qwen3", "nemotron_h", "llama.py", "lfm2.", "inkling")
 """Files of SGLang's models that tests serve, by how they begin; it imports all, which takes longer than all else."""
 
 

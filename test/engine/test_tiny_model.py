@@ -73,7 +73,7 @@ class Loaded:
         return Greedy(tuple(token_ids), tuple(margins))
 
 
-@pytest.fixture(scope="module", params=list(Family), ids=str)
+@pytest.fixture(scope="module", params=[each for each in Family if each is not Family.WINDOWS], ids=str)
 def loaded(request: pytest.FixtureRequest, models: dict[str, Path]) -> Loaded:
     return Loaded(models[request.param], *([1] if request.param is Family.SHORT_CONV else []))
 
@@ -198,7 +198,9 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^a tiny model's family must be one of gdn, mamba2, short-conv, got 'rwkv'$"):
+    with pytest.raises(
+        ValueError, match=r"^a tiny model's family must be one of gdn, mamba2, short-conv, windows, got 'rwkv'$"
+    ):
         tiny_model.write("rwkv", tmp_path / "model")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"one more token must be one of gdn, mamba2, got 'short-conv'$"):
         tiny_model.write(Family.SHORT_CONV, tmp_path / "model", has_mtp=True)
@@ -381,7 +383,7 @@ def test_the_first_of_700_tokens_changes_the_logits(loaded: Loaded) -> None:
     assert largest_change(logits, changed) > 1000 * ROUNDING
 
 
-@pytest.mark.parametrize("loaded", [each for each in Family if each is not Family.SHORT_CONV], indirect=True, ids=str)
+@pytest.mark.parametrize("loaded", [Family.GDN, Family.MAMBA2], indirect=True, ids=str)
 def test_the_first_of_700_tokens_changes_the_logits_through_the_recurrent_states_alone(loaded: Loaded) -> None:
     prompt = random_prompt(2, 700)
     logits, _ = loaded.prefill(prompt)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from marconi_cpu.tiny_model import gdn, mamba2, short_conv, tokenizer, vision, weights
+from marconi_cpu.tiny_model import gdn, mamba2, short_conv, tokenizer, vision, weights, windows
 from marconi_cpu.tiny_model.family import Family
 
 MAX_POSITIONS: Final = 32768
@@ -31,7 +31,7 @@ def write(
     """Write the small model of `family` and `seed`, in float32, to the folder `out`.
 
     With `has_mtp` it has a head that predicts one more token (multi-token prediction), to decode speculatively with;
-    the family `short-conv` has none.
+    the families `short-conv` and `windows` have none.
     With `has_vision` it takes images (`vision.py`), which only the family `gdn` does, without such a head.
     `gdn_head_dim` are the channels of a recurrent head of the family `gdn`; no other family has any.
 
@@ -71,6 +71,7 @@ def _files(family: Family, seed: int, has_mtp: bool, has_vision: bool, gdn_head_
         Family.GDN: gdn.ARCHITECTURE,
         Family.MAMBA2: mamba2.ARCHITECTURE,
         Family.SHORT_CONV: short_conv.ARCHITECTURE,
+        Family.WINDOWS: windows.ARCHITECTURE,
     }[family]
     config = {
         **architecture.config,
@@ -82,6 +83,8 @@ def _files(family: Family, seed: int, has_mtp: bool, has_vision: bool, gdn_head_
         "tie_word_embeddings": False,
         "dtype": "float32",
     }
+    if family is Family.WINDOWS:
+        config = windows.wrapped(config)
     if has_vision:
         architecture, config = vision.ARCHITECTURE, vision.config(config)
     more_special, template = (vision.TOKENS, vision.CHAT_TEMPLATE) if has_vision else ((), tokenizer.CHAT_TEMPLATE)

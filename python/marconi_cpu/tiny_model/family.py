@@ -15,10 +15,13 @@ class Family(StrEnum):
     SHORT_CONV = "short-conv"
     """Short convolutions and attention with an MLP in every layer: LFM2."""
 
+    WINDOWS = "windows"
+    """Short convolutions around attention in a window or in all tokens, with an MLP in every layer: Inkling."""
+
     @property
     def can_have_mtp(self) -> bool:
         """True if a model of it may have a head that predicts one more token."""
-        return self is not Family.SHORT_CONV
+        return self in (Family.GDN, Family.MAMBA2)
 
     @classmethod
     def _missing_(cls, value: object) -> Never:

@@ -49,6 +49,8 @@ class Architecture:
     rules: Sequence[tuple[str, Rule]]
     mtp: "MtpHead | None"
     """None for a family without."""
+    shapes: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = None
+    """The shapes of the parameters by their names, from `config.json`; None where transformers has them by theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class MtpHead:
 
 def draw(architecture: Architecture, config: Mapping[str, Any], seed: int, *, has_mtp: bool) -> dict[str, Values]:
     """Every parameter of the model that `config` describes, by its name in the checkpoint."""
-    shapes, mtp = _shapes(config), architecture.mtp if has_mtp else None
+    shapes, mtp = dict((architecture.shapes or _shapes)(config)), architecture.mtp if has_mtp else None
     if mtp is not None:
         layer = {name.removeprefix(mtp.layer): shape for name, shape in shapes.items() if name.startswith(mtp.layer)}
         shapes |= {**{f"mtp.layers.0.{name}": shape for name, shape in layer.items()}, **mtp.parameters}
