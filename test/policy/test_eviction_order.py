@@ -1,4 +1,4 @@
-"""What surrounds a rule: states on trial or chosen ahead before it, what waiting requests would start from behind it."""
+"""The tiers around a rule: what is on trial or chosen ahead goes before it, what waiting requests start from last."""
 
 import random
 
