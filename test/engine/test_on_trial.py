@@ -8,6 +8,7 @@ import pytest
 
 from marconi.policy.admission import trials
 from marconi.policy.admission.trials import CHUNK_TOKENS, MAX_TRIALS, Trials
+from marconi.policy.base import Need
 from rig.pools import Division
 
 from .test_before_a_state import PLENTIFUL, SCARCE, Client, ours
@@ -71,6 +72,17 @@ def test_they_are_evicted_before_every_other_state_and_one_that_was_used_is_as_o
     assert {640, 700} <= set(client.states)
     assert len({*kept} - set(client.states)) <= 1
     client.replay.cache.tree_core.hybrid.check_invariants()
+
+
+def test_one_that_is_retained_is_on_trial_no_more() -> None:
+    client = Client(ours(PLENTIFUL))
+    client.send(client.tokens(500))
+    hybrid = client.replay.cache.tree_core.hybrid
+    node = hybrid.order.victim(Need.STATE, 9.0)
+    assert node.on_trial
+    assert hybrid.retain(node, 100.0, 9.0)
+    assert hybrid.order.victim(Need.STATE, 9.0) is not node
+    hybrid.check_invariants()
 
 
 def test_prompts_that_share_nothing_stop_leaving_them() -> None:

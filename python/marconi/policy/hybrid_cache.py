@@ -327,7 +327,7 @@ class HybridCache:
         self.retention = self.retention or Retention()
         if not self.retention.retain(node, until_s, now_s):
             return False
-        node.leaving = None
+        node.leaving, node.on_trial = None, False
         self._rerank([node])
         return True
 
