@@ -16,6 +16,7 @@ from marconi.engine.http.details import on_get_cached_tokens_details
 from marconi.engine.http.hints import KEY, SYSTEM_END, around_wait_one_response, ask_for_end, mapping_of, require_hints
 from marconi.engine.reports.explain import EXPLAIN
 from marconi.events.base import SHARED_ELSEWHERE
+from marconi.policy.admission.trials import CHUNK_TOKENS
 from marconi_cpu.demo.server_process import ServerProcess
 
 from .client import HTTP, NUM_TOKENS, Completion, generate, random_tokens
@@ -120,7 +121,7 @@ def test_past_four_the_shallowest_are_kept_and_the_answer_says_so(server: Server
     assert told == {"num_asked": 6, "num_left_out": 2, "num_without_slot": 0}
     for index, depth in enumerate((20, 40, 60, 80)):
         assert num_cached(server, prompt[:depth] + random_tokens(2530 + index, 20)) == depth
-    assert num_cached(server, prompt[:200] + random_tokens(2540, 20)) == 80
+    assert num_cached(server, prompt[:190] + random_tokens(2540, 20)) == 128, "from a state on trial"
 
 
 def test_an_answer_without_hints_says_nothing_of_them(server: ServerProcess) -> None:
@@ -225,11 +226,11 @@ def test_the_second_chat_with_a_marked_system_message_starts_at_its_end(server: 
         assert num_cached_of(chat(server, [{"role": "system", "content": text}, users[1]], **fields)) == ended
 
 
-@pytest.mark.parametrize(("role", "least", "most"), [("system", 0.97, 1.0), ("user", 0.0, 0.05)])
+@pytest.mark.parametrize(("role", "least", "most"), [("system", 0.97, 1.0), ("user", 0.7, 0.99)])
 def test_the_second_chat_under_a_new_system_prompt_starts_at_its_end(
     server: ServerProcess, role: str, least: float, most: float
 ) -> None:
-    """Where the same text in a user's turn ends nobody knows: the second finds the branch point."""
+    """Where the same text in a user's turn ends nobody knows: the second starts from a state on trial before it."""
     for index in range(5):
         text = f"{index} is the number of these rules. {role} " * 30
         questions = [f"{letter} question about the rules: " * 8 for letter in "ab"]
@@ -250,7 +251,7 @@ def test_a_marked_document_is_shared_by_questions_in_the_same_message(server: Se
 
 
 def test_anthropics_messages_start_at_marked_ends_and_answer_as_if_computed(server: ServerProcess) -> None:
-    """Without marks the second question about a document starts at the system prompt's end alone."""
+    """Without marks the second question about a document starts from a state on trial before the document's end."""
     document, system = "A long document. " * 12, "Be kind, Zoë. " * 8
     head = f"system\n{system}\nuser\n"  # and three special tokens
     ended = {"system": len(head.encode()) + 3, "document": len((head + document).encode()) + 3}
@@ -265,7 +266,8 @@ def test_anthropics_messages_start_at_marked_ends_and_answer_as_if_computed(serv
         answer = response.json()
         return answer["content"], answer["usage"].get("cache_read_input_tokens", 0)
 
-    rounds = (("document", ended["document"]), ("system", ended["system"]), (None, ended["system"]))
+    on_trial = ended["document"] // CHUNK_TOKENS * CHUNK_TOKENS
+    rounds = (("document", ended["document"]), ("system", on_trial), (None, on_trial))
     for length, (marked, shared) in enumerate(rounds, start=1):
         # Each longer than the last: else the cache has learned by now where such prompts diverge.
         first, second = (letter * 10 * length for letter in "ab")
@@ -328,10 +330,10 @@ def test_where_slots_run_out_the_deepest_hints_are_dropped_and_told(
 def test_a_state_is_kept_where_a_router_knows_that_prompts_diverge_and_the_answer_says_nothing_of_it(
     server: ServerProcess,
 ) -> None:
-    """Of the first prompt that has it; without the router's word the second computes all of it again."""
+    """Of the first prompt that has it; without the router's word the second starts from a state on trial."""
     prompt, others = random_tokens(2800, 400), [random_tokens(2801 + number, 60) for number in range(2)]
     expected = generate(server.url, prompt[:300] + others[0])
-    for custom, num_tokens in ({SHARED_ELSEWHERE: 300}, 300), ({SHARED_ELSEWHERE: 400}, 0), ({}, 0):
+    for custom, num_tokens in ({SHARED_ELSEWHERE: 300}, 300), ({SHARED_ELSEWHERE: 400}, 256), ({}, 256):
         flush(server)
         told = ask(server, prompt, sampling_params={"custom_params": custom})
         assert (told["cached_tokens"], KEY in told) == (0, False)

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from marconi.events.base import LOAD_PERIOD_S, Batch, FreeMemory, ReplayEnd, Snapshot, WorkerLoad
+from marconi.policy.admission.trials import Trials
 from marconi.policy.request import Request, Trace
 from marconi.replay import serial
 from marconi.router.dispatch import Dispatcher
@@ -206,8 +207,11 @@ def test_what_another_gateway_sent_is_seen_by_the_workers_loads_alone(
 
 
 @pytest.mark.parametrize(("router", "num_hit_tokens"), [("state-aware", 192), ("kv-only-placed", 0)])
-def test_a_copy_of_what_another_worker_knows_is_resumed_from_at_once(router: str, num_hit_tokens: int) -> None:
+def test_a_copy_of_what_another_worker_knows_is_resumed_from_at_once(
+    router: str, num_hit_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first prompt's worker is busy with it; to the other, the second prompt's beginning is new."""
+    monkeypatch.setattr(Trials, "num_allowed", 0)
     ends = ("a" * 800, "b" * 100, "c" * 100)
     what = trace(*(request("x" * 192 + end, "i", 300.0 * number) for number, end in enumerate(ends)))
     outcome = Rig(what, router, 2, 100_000).outcome

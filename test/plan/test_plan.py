@@ -323,7 +323,7 @@ def test_a_sixth_line_says_what_a_store_behind_the_host_would_win() -> None:
 def test_a_plan_with_storage_replays_the_default_alone_with_it(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     argv = ["plan", "generate:agent-append", "--max-sessions", "6", "--block-tokens", "64", "--model", "nemotron-h-8b"]
-    argv += ["--memory", "2GB", "--host-memory", "2GB", "--json", str(out), "--jobs", "1"]
+    argv += ["--memory", "2GB", "--host-memory", "1GB", "--json", str(out), "--jobs", "1"]
     assert main(argv) == 0
     without = json.loads(out.read_text())
     assert main([*argv, "--storage-memory", "1TB", "--storage-bandwidth", "20"]) == 0

@@ -155,7 +155,7 @@ class Watched(StoreReplay):
         return read_s
 
 
-@pytest.mark.parametrize("storage", [PLENTY, LITTLE, StoreSpec(3_000, FAST)], ids=["plenty", "little", "least"])
+@pytest.mark.parametrize("storage", [PLENTY, LITTLE, StoreSpec(3_500, FAST)], ids=["plenty", "little", "least"])
 def test_what_can_be_read_is_what_a_scan_of_whole_paths_finds_and_nothing_exceeds_its_memory(
     storage: StoreSpec,
 ) -> None:

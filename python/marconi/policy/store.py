@@ -99,7 +99,7 @@ class StoreBehind:
                 assert isinstance(copy, HostCopy)
                 tier.drop_next(copy, self._num_chosen)
                 self._num_chosen += 1
-                if copy.stored_as is None and self._pays(copy) and self._may_write(copy, now_s):
+                if copy.stored_as is None and not copy.on_trial and self._pays(copy) and self._may_write(copy, now_s):
                     chosen.append(copy)
         return chosen
 

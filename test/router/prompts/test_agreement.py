@@ -53,7 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, sglang_configuration: None) -
 
     root = tmp_path_factory.mktemp("prompts")
     found = {name: folders.write(name, root / name) for name in folders.NAMES}
-    for family in tiny_model.Family:
+    for family in set(tiny_model.Family) - {tiny_model.Family.WINDOWS}:  # SGLang takes no tokenizer but the published
         tiny_model.write(family, root / family)
         found[f"tiny {family}"] = root / family
     publish(found["tiny gdn"])
