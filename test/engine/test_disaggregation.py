@@ -56,8 +56,8 @@ def test_prompts_that_arrive_together_wait_for_one_of_them(
     assert references(launch.family).divergences(exchanges) == []
     hits = sorted(exchange.completion.num_cached_tokens for exchange in exchanges)
     # One has begun before another has its place on the decode server, the next may have before the first has ended:
-    # from the third on, where they part is known.
-    assert hits[3:] == [400, 400, 400]
+    # from the third on, where they part is known, and before it stands a state on trial.
+    assert {*hits[3:]} <= {384, 400}
 
 
 def test_where_prefills_are_to_be_given_up_they_are(launch: Launch, server: Pair) -> None:

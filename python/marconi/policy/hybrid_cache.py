@@ -26,7 +26,7 @@ from itertools import chain, starmap
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from marconi.policy.admission.base import Admission
+from marconi.policy.admission.base import LEAST_GAIN_TOKENS, Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
 from marconi.policy.admission.trials import Trials
 from marconi.policy.base import Need, NodeView, PlannedState, Role
@@ -86,6 +86,7 @@ class HybridCache:
         self._awaited = AwaitedStates()
         self.counters = Counters()
         self.trials = Trials()
+        self._least_tokens = max(LEAST_GAIN_TOKENS, tree.unit_tokens)
         self.misses = Misses(tree) if explains else None
         self.watchers: tuple[Watcher, ...] = ()
         self.retention: Retention | None = None
@@ -186,9 +187,11 @@ class HybridCache:
             for watcher in self.watchers:
                 watcher.resuming(node, now_s)
             node.num_hits += 1
+            leaves_another = node.on_trial and match.num_seen_tokens - node.depth >= self._least_tokens
             if node.on_trial:
                 self.trials.resumed()
             self._use(node, now_s)
+            node.on_trial = leaves_another
             noted.append(node)
             if self.host is not None:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
