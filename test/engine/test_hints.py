@@ -230,7 +230,7 @@ def test_the_second_chat_with_a_marked_system_message_starts_at_its_end(server: 
 def test_the_second_chat_under_a_new_system_prompt_starts_at_its_end(
     server: ServerProcess, role: str, least: float, most: float
 ) -> None:
-    """Where the same text in a user's turn ends nobody knows: the second starts before it, from a state on trial or none."""
+    """Where the same text in a user's turn ends nobody knows: the second starts somewhere before it."""
     for index in range(5):
         text = f"{index} is the number of these rules. {role} " * 30
         questions = [f"{letter} question about the rules: " * 8 for letter in "ab"]
