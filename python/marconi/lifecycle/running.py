@@ -158,10 +158,10 @@ def _is_idle(device: Device[object], beside: Amount) -> bool:
 
 def _may_take(run: RunningRequest, depth: int, device: Device[object], beside: Amount, now_s: float) -> bool:
     pools, hybrid = device.pools, device.hybrid
-    if pools.spares_slot(NOTHING, beside):
-        return depth not in run.plan.trials or _is_idle(device, beside)
     if depth in run.plan.trials:
-        return False
+        return pools.spares_slot(NOTHING, beside) and _is_idle(device, beside)
+    if pools.spares_slot(NOTHING, beside):
+        return True
     num_tokens, num_states = device.evictable()
     if not pools.spares_slot(Amount(num_tokens, num_states - hybrid.num_awaited), beside):
         return False

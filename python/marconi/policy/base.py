@@ -114,7 +114,7 @@ class NodeView(Protocol):
 
     @property
     def on_trial(self) -> bool:
-        """True if it was left on trial, and no request has started from it."""
+        """True if it was left on trial, and prompts have not parted there since."""
         ...
 
     @property

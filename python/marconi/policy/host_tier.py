@@ -207,12 +207,7 @@ class HostTier:
 
     def _has_room_if_on_trial(self, node: Node) -> bool:
         """True unless `node` is on trial, and something would be dropped for its copy."""
-        if not node.on_trial:
-            return True
-        hosted: Node | None = node
-        while hosted is not None and not hosted.is_hosted:
-            hosted = hosted.parent
-        return self.has_room(node.depth - (0 if hosted is None else hosted.depth))
+        return not node.on_trial or self.has_room(node.depth - hosted_depth(node))
 
     @property
     def is_half_free(self) -> bool:
@@ -337,3 +332,11 @@ class HostTier:
                 eviction.update(copy)
             else:
                 eviction.discard(copy)
+
+
+def hosted_depth(node: Node) -> int:
+    """Tokens of the path of `node` whose KV the host holds."""
+    hosted: Node | None = node
+    while hosted is not None and not hosted.is_hosted:
+        hosted = hosted.parent
+    return 0 if hosted is None else hosted.depth

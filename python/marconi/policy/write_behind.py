@@ -15,7 +15,7 @@ from typing import Final
 
 from marconi.policy.base import Need
 from marconi.policy.eviction.order import Order
-from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes
+from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes, hosted_depth
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.tree import HostCopy, Node, RadixTree
 from marconi.tree.memory import Memory
@@ -51,10 +51,7 @@ class WriteBehind(HostTier):
 
     def _pays(self, node: Node) -> bool:
         """True if one use of a copy of `node` saves more than it takes to copy what the host lacks of its path."""
-        hosted: Node | None = node
-        while hosted is not None and not hosted.is_hosted:
-            hosted = hosted.parent
-        depth = 0 if hosted is None else hosted.depth
+        depth = hosted_depth(node)
         worth_s = self.times.worth_between(min(node.lasting_depth_above, depth), node.depth)
         return worth_s > self.times.copy_s(node.depth - depth)
 

@@ -169,7 +169,7 @@ class Node:
         self.leaving: int | None = None
         """Place among the states that are evicted next, chosen ahead (`policy/write_behind.py`), if it is one."""
         self.on_trial = False
-        """Whether its state was left on trial, and no request has started from it (`policy/admission/trials.py`)."""
+        """Whether its state is on trial: prompts have not parted there since (`policy/admission/trials.py`)."""
         self.set_aside = False
         """Whether it is retained, and others of its name space were evicted in its place (`policy/retention.py`)."""
         self.left_by: LeftBy | None = None
@@ -367,7 +367,7 @@ class HostCopy:
 
     @property
     def on_trial(self) -> bool:
-        """True if it was left on trial, and no request has started from it."""
+        """True if the state of its node is on trial."""
         return self.node.on_trial
 
     @property

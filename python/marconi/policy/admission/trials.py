@@ -10,13 +10,13 @@ no prompt before it had:
 They take nothing from other states:
 
 - one gets a slot only while as much memory is free, or on trial, as all else takes        (`lifecycle/running.py`)
-- it is evicted before everything else, until a request resumes from it; then it is a state like any other
-                                                                                           (`eviction/order.py`)
+- it is evicted before everything else, unless prompts part right there: a request that resumes from it and parts from
+  others further on leaves a state of its own, of which it would take the worth            (`eviction/order.py`)
 - the host copies it where there is room, and none is left while the host is half full     (`host_tier.py`)
 
 and little bandwidth: how many a server may leave is an *allowance*, which those that are used earn.
 
-    allowance = 48 + 8 each that was resumed from + 1/4 each other state - 1 each that was left - 1 each evicted unused
+    allowance = 48 + 8 each that was resumed from + 1/4 each other state - 1 each that was left - 1 each evicted
 
 Traffic whose prompts share nothing spends it within a few prompts. Owner: `HybridCache`.
 """
@@ -49,11 +49,11 @@ class Trials:
         self._allowance += _PER_OTHER * num_others - num_trials
 
     def resumed(self) -> None:
-        """A request has resumed from one, which is on trial no more."""
+        """A request has resumed from one."""
         self._allowance += _PER_RESUMED
 
     def evicted(self) -> None:
-        """One was evicted before any request resumed from it."""
+        """One was evicted."""
         self._allowance -= 1
 
 
