@@ -133,11 +133,9 @@ def of(architecture: str, folder: Path, *flags: str) -> tuple[str, str, str]:
     assert verdict.cache == BACKEND, f"{architecture} has no recurrent layers in this configuration"
     if not verdict.is_served:
         (reason,) = verdict.reasons
-        if "--cuda-graph-backend-prefill must be disabled" in reason:
-            _, states, memory = of(architecture, folder, "--cuda-graph-backend-prefill", "disabled")
-            return layers, f"refused without `--cuda-graph-backend-prefill disabled`; {states} with it", memory
-        assert "recurrent layers and sliding windows" in reason, reason
-        return layers, "refused, for its sliding windows", ""
+        assert "--cuda-graph-backend-prefill must be disabled" in reason, reason
+        _, states, memory = of(architecture, folder, "--cuda-graph-backend-prefill", "disabled")
+        return layers, f"refused without `--cuda-graph-backend-prefill disabled`; {states} with it", memory
     why = next((note for note in verdict.notes if note.startswith("planned states cannot be kept")), None)
     states = "exact tokens" if why is None else f"ends of chunks: {why.partition('(')[2].partition(')')[0]}"
     return layers, states, "one pool" if verdict.split == split.ONE_POOL else "two pools"

@@ -212,12 +212,11 @@ def test_a_refusal_that_is_new_or_lifted_is_so_for_both(host: Host, monkeypatch:
     assert first(checked("--enable-hisparse")) is host.refusal("--enable-hisparse") is None
 
 
-def test_a_model_with_sliding_windows_beside_its_recurrent_layers_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_windows_are_a_fact_unless_sglang_keeps_them_like_other_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "has_sliding_window", property(lambda _: True))
-    assert "recurrent layers and sliding windows" in str(first(checked()))
-    assert first(checked("--disable-hybrid-swa-memory")) is None
+    tier = "--enable-hierarchical-cache"
+    assert "on a model with sliding windows" in str(first(checked(tier)))
+    assert first(checked(tier, "--disable-hybrid-swa-memory")) is None
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,6 @@ def served_as(model: Model, architecture: str) -> str:
         return "not in SGLang 0.5.23"
     if not model.is_hybrid:
         return "SGLang's own cache"
-    if model.has_sliding_window:
-        return "refused, for its sliding windows"
     if model.recurrent_layers(captures_prefills=False).why_not_planned is not None:
         return "states at chunk ends"
     if are_captured_in_segments([architecture]):
@@ -53,7 +51,7 @@ def expected() -> Iterator[str]:
         yield f"| `{name}` | {hub} | {layers} | {profile.kv_bytes_per_token:,} | {state} | {kept} |"
     for hub in catalog.KINDS:
         model = Model.find(hub, None)
-        # Inkling's backend is of no family: it is refused.
+        # Inkling's backend is of no family.
         layers = LAYERS.get(str(model.recurrent_layers(captures_prefills=False).linear_backend), "short convolutions")
         kept = served_as(model, model.hf_config.architectures[0])
         yield f"| | `{hub}` | {layers} | | | {kept} |"

@@ -234,9 +234,19 @@ def test_inputs_in_place_of_states_are_served_where_sglang_folds_them_at_each_st
     assert [line.startswith(wrong) for line in lines] == [True] * (not is_served)
 
 
-def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
-    (line,) = against(Facts(is_hybrid=True, has_sliding_window=True))
-    assert "recurrent layers and sliding windows" in line
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+        ({"disaggregation_mode": "prefill"}, "--disaggregation-mode"),
+        ({"dcp_size": 2}, "--dcp-size"),
+    ],
+)
+def test_where_windows_have_not_been_tested_they_are_refused(given: dict[str, Any], option: str) -> None:
+    assert against(Facts(is_hybrid=True, has_sliding_window=True)) == []
+    assert against(Facts(is_hybrid=True), **given) == []
+    (line,) = against(Facts(is_hybrid=True, has_sliding_window=True), **given)
+    assert line.startswith(f"{option} is not supported with --radix-cache-backend marconi on a model with sliding ")
 
 
 def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:

@@ -44,7 +44,9 @@ class Host:
         latency = LearnedLatency(COSTS.flops)
         for num in range(1, 20):
             latency.observe(0, num, COSTS.flops(num))
-        params = SimpleNamespace(page_size=page, token_to_kv_pool_allocator=SimpleNamespace(device="cpu"))
+        params = SimpleNamespace(
+            page_size=page, token_to_kv_pool_allocator=SimpleNamespace(device="cpu"), swa_retain_window=None
+        )
         self.core = MarconiTreeCore(
             params,  # type: ignore[arg-type]
             lambda memory: hybrid_cache(choice, COSTS, page, page * IDS_PER_TOKEN, memory, latency),

@@ -1,7 +1,7 @@
-"""A small Inkling model, whose layers attend alternately in a window or in all tokens, served by SGLang's own cache.
+"""A small Inkling model, whose layers attend alternately in a window or in all tokens, by our cache and SGLang's.
 
 The reference is transformers' model of the same parameters: no server has it without a prefix cache, as SGLang's model
-asks for one.
+asks for one. Servers check windows, pools and tree whenever they are idle.
 """
 
 import json
@@ -20,7 +20,7 @@ from marconi_cpu.tiny_model import Family
 from marconi_cpu.tiny_model.windows import WINDOW
 
 from .client import Completion, generate, generate_together, random_tokens
-from .conftest import StartServer
+from .conftest import MARCONI, StartServer
 
 MAX_DIFFERENCE_TO_TRANSFORMERS = 5e-5
 NAMES = (
@@ -89,16 +89,16 @@ def model(models: dict[str, Path]) -> InklingForCausalLM:
     return built
 
 
-POOLS = {
-    "page-1": ("--page-size", "1"),
-    "page-128": ("--page-size", "128"),
-    "one-pool": ("--page-size", "128", "--enable-unified-memory"),
+SERVERS = {
+    "page-1": (*MARCONI, "--page-size", "1"),
+    "page-128": (*MARCONI, "--page-size", "128"),
+    "own-cache-one-pool": ("--page-size", "128", "--enable-unified-memory"),
 }
 
 
-@pytest.fixture(scope="module", params=POOLS)
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
-    return start_server(models[Family.WINDOWS], (*SERVED, *POOLS[request.param]))
+    return start_server(models[Family.WINDOWS], (*SERVED, *SERVERS[request.param]))
 
 
 def difference(model: InklingForCausalLM, prompt: Sequence[int], got: Completion) -> float:

@@ -82,14 +82,6 @@ class DeviceOnlyCore(UnifiedTreeCoreInterface):
         """Nodes are not hashed."""
         return 0
 
-    def swa_evictable_size(self) -> int:
-        """No sliding windows."""
-        return 0
-
-    def swa_protected_size(self) -> int:
-        """No sliding windows."""
-        return 0
-
     def component_has_host_value_only(self, node_id: int, component_type: "ComponentType") -> bool:
         """Nothing is on a host."""
         return False

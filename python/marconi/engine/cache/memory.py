@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.unified_cache.cache_action import CacheAction, ComponentAction, FreeDeviceKV
 
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.tree import Node
@@ -106,6 +108,9 @@ class Segments:
 class DeviceMemory:
     """A `marconi.tree.memory.Memory` on SGLang's pools. Indices are int64, a slot is a tensor of one index."""
 
+    num_window_tokens = num_protected_window_tokens = 0
+    """Tokens of KV in sliding windows that are held, and those of them that are in use."""
+
     def __init__(self, device: torch.device | str, log: TreeLog | None = None) -> None:
         self._log = log
         self.states: dict[Node, torch.Tensor] = {}
@@ -135,6 +140,12 @@ class DeviceMemory:
         if self._log is not None:
             self._log.kept_state(node)
 
+    def settle(self, node: Node, params: InsertParams, num_held: int) -> "list[CacheAction | ComponentAction]":
+        """The frees after SGLang's insert of `params`, which ended at `node`; `num_held` tokens were held before."""
+        assert params.value is not None
+        duplicates = params.value[params.prev_prefix_len : num_held]
+        return [FreeDeviceKV([duplicates])] if len(duplicates) else []
+
     def withdraw(self) -> None:
         """The insert is over."""
         self._incoming = None
@@ -156,6 +167,10 @@ class DeviceMemory:
         states = self.take_freed_states()
         if states:
             state_allocator.free(states[0] if len(states) == 1 else torch.cat(states))
+
+    def num_resident(self, node: Node) -> int:
+        """Tokens before the end of the span of `node` that layers with sliding windows have KV of."""
+        return num_tokens(node)
 
     def path_indices(self, node: Node, start: Node | None = None) -> torch.Tensor:
         """The KV of all tokens before the end of `node`, in order; of those after `start`, which is above it."""

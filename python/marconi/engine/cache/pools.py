@@ -64,15 +64,25 @@ class DevicePools:
     # What is there
 
     @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that the pool of KV holds."""
+        return int(self.token_to_kv_pool_allocator.size)
+
+    @property
+    def num_free_kv_tokens(self) -> int:
+        """Tokens of it that are not lent."""
+        return int(self.token_to_kv_pool_allocator.available_size())
+
+    @property
     def sizes(self) -> Mapping[Need, int]:
         """All that can be lent, by what a victim is evicted for."""
-        return self.amounts(self.token_to_kv_pool_allocator.size, self.req_to_token_pool.mamba_allocator.size)
+        return self.amounts(self.num_kv_tokens, self.req_to_token_pool.mamba_allocator.size)
 
     @property
     def num_free(self) -> Mapping[Need, int]:
         """The part of it that is not lent."""
         slots = self.req_to_token_pool.mamba_allocator
-        return self.amounts(self.token_to_kv_pool_allocator.available_size(), slots.schedulable_available_size())
+        return self.amounts(self.num_free_kv_tokens, slots.schedulable_available_size())
 
     def amounts(self, num_tokens: int, num_states: int) -> Mapping[Need, int]:
         """The amount of each that `num_tokens` and `num_states` take."""

@@ -86,6 +86,7 @@ from marconi.engine.reports.record import ended
 from marconi.engine.reports.stats import CacheStats, kind_of_hit
 from marconi.engine.reports.status import CacheSettings, HostUse, Status, StoreUse, Use
 from marconi.engine.reports.trail import Trail
+from marconi.engine.windows.pools import WindowedPools
 from marconi.events.base import StoreReach
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.lifecycle.pools import Amount
@@ -159,6 +160,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.choice = choice
         self.cuts_prefills = choice.admission == JUDICIOUS
         """Whether states are kept where the plan says; else where SGLang itself would."""
+        assert not self.cuts_prefills or params.swa_retain_window is None, "windows are held where SGLang keeps states"
         self.plans = self.cuts_prefills
         """Whether states inside prefills are planned; see `_stop_planning`."""
         self.end_source = end_source
@@ -717,12 +719,17 @@ class MarconiRadixCache(UnifiedRadixCache):
         if self.disable or satisfied is not None:
             return super()._evict(params, available_size_targets, allocation_reclaim_satisfied=satisfied)
         start_s, core = time.perf_counter(), self.tree_core
+        num_window_tokens = core.memory.num_window_tokens
         try:
             freed = self.pools.evict(core, params, available_size_targets or {}, self._component_available_size)
         finally:
             self.pools.give_back(core)
         self.update_eviction_metrics(freed.num_tokens, start_s)
-        return EvictResult(num_tokens_evicted=freed.num_tokens, mamba_num_evicted=freed.num_states)
+        return EvictResult(
+            num_tokens_evicted=freed.num_tokens,
+            swa_num_tokens_evicted=num_window_tokens - core.memory.num_window_tokens,
+            mamba_num_evicted=freed.num_states,
+        )
 
 
 def pools_of(params: "CacheInitParams", forward_stream: Any = None) -> DevicePools:
@@ -733,4 +740,6 @@ def pools_of(params: "CacheInitParams", forward_stream: Any = None) -> DevicePoo
         return JointPools(requests, kv, memory)
     if getattr(requests, "mamba_ckpt_pool", None) is not None:
         return Int8DevicePools(requests, kv, forward_stream)
+    if params.swa_retain_window is not None:
+        return WindowedPools(requests, kv)
     return DevicePools(requests, kv)

@@ -35,7 +35,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.events import KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.unified_cache.cache_action import CacheAction, ComponentAction, FreeDeviceKV
+from sglang.srt.mem_cache.unified_cache.cache_action import CacheAction, ComponentAction
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
     EvictDeviceLeafResult,
@@ -47,6 +47,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 from marconi.engine.cache.device_only import DeviceOnlyCore
 from marconi.engine.cache.memory import DeviceMemory
 from marconi.engine.cache.waiting import paths_above
+from marconi.engine.windows.memory import WindowedMemory
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.policy.base import Need
 from marconi.policy.hybrid_cache import HybridCache
@@ -92,12 +93,15 @@ class MarconiTreeCore(DeviceOnlyCore):
         self._clock = clock
         self.needs = needs
         self._log = log
+        window = params.swa_retain_window
+        # A page is freed whole.
+        self._window_tokens = None if window is None else -(-window // self.page_size) * self.page_size
         self._empty_match = MatchResult(0, ROOT, ROOT, ROOT, cache_actions=[])
         self.reset()
 
     def reset(self) -> None:
         """Hold nothing, and keep counting. What was held is not freed: the pools are cleared with it."""
-        self.memory = DeviceMemory(self.device, self._log)
+        self.memory = self._make_memory()
         if self._log is not None:
             self._log.flushed()
         self.hybrid = self._make(self.memory)
@@ -106,6 +110,11 @@ class MarconiTreeCore(DeviceOnlyCore):
         self._before = self.hybrid
         self._nodes: dict[int, Node] = {}
         self._walk: tuple[Need, int] | None = None
+
+    def _make_memory(self) -> DeviceMemory:
+        if self._window_tokens is None:
+            return DeviceMemory(self.device, self._log)
+        return WindowedMemory(self.device, self._window_tokens, self._log)
 
     # Matching
 
@@ -240,9 +249,8 @@ class MarconiTreeCore(DeviceOnlyCore):
         exists = node in self.memory.states
         if not exists:
             self.memory.keep_state(node, slot)
-        duplicates = params.value[params.prev_prefix_len : num_held]
         result = InsertResult(num_held, num_tokens, self.handle(node), mamba_exist=exists)
-        return InsertStepResult(actions=[FreeDeviceKV([duplicates])] if len(duplicates) else [], result=result)
+        return InsertStepResult(actions=self.memory.settle(node, params, num_held), result=result)
 
     def resume_insert(self) -> InsertStepResult:
         """An insert is one step."""
@@ -348,14 +356,30 @@ class MarconiTreeCore(DeviceOnlyCore):
         """States in use."""
         return self.memory.num_protected_states
 
+    def swa_evictable_size(self) -> int:
+        """Tokens of KV in sliding windows that eviction can free."""
+        return self.memory.num_window_tokens - self.memory.num_protected_window_tokens
+
+    def swa_protected_size(self) -> int:
+        """Tokens of KV in sliding windows in use."""
+        return self.memory.num_protected_window_tokens
+
     def component_evictable_size(self, component_type: ComponentType) -> int:
         """Tokens or states that eviction can free."""
-        sizes = {ComponentType.FULL: self.evictable_size, ComponentType.MAMBA: self.mamba_evictable_size}
+        sizes = {
+            ComponentType.FULL: self.evictable_size,
+            ComponentType.SWA: self.swa_evictable_size,
+            ComponentType.MAMBA: self.mamba_evictable_size,
+        }
         return sizes[component_type]() if component_type in sizes else 0
 
     def component_protected_size(self, component_type: ComponentType) -> int:
         """Tokens or states in use."""
-        sizes = {ComponentType.FULL: self.protected_size, ComponentType.MAMBA: self.mamba_protected_size}
+        sizes = {
+            ComponentType.FULL: self.protected_size,
+            ComponentType.SWA: self.swa_protected_size,
+            ComponentType.MAMBA: self.mamba_protected_size,
+        }
         return sizes[component_type]() if component_type in sizes else 0
 
     def total_size(self) -> tuple[int, int]:
@@ -397,7 +421,8 @@ class MarconiTreeCore(DeviceOnlyCore):
             path = self.memory.path_indices(node)
             before = torch.cat([torch.tensor([-1], device=path.device), path[:-1]])
             positions = torch.arange(len(path), device=path.device)
-            rows.append(torch.stack([path, positions, before])[:, node.parent.depth :])
+            first = node.depth - self.memory.num_resident(node) if swa_resident_only else node.parent.depth
+            rows.append(torch.stack([path, positions, before])[:, first:])
         slots, positions, before = torch.cat(rows, dim=1) if rows else torch.empty((3, 0), dtype=torch.int64)
         return RadixCacheWalkResult(slot_indices=slots, positions=positions, prev_slot_indices=before)
 

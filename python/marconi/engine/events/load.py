@@ -69,11 +69,9 @@ class LoadReporter:
 
     def _memory(self) -> FreeMemory:
         cache = self._cache
-        core, kv = cache.tree_core, cache.token_to_kv_pool_allocator
-        slots = cache.state_slots
-        return FreeMemory(
-            kv.available_size(), core.evictable_size(), slots.available_size(), core.mamba_evictable_size()
-        )
+        core, pools = cache.tree_core, cache.pools
+        num_free_slots = pools.state_slots.available_size()
+        return FreeMemory(pools.num_free_kv_tokens, core.evictable_size(), num_free_slots, core.mamba_evictable_size())
 
 
 def before_run_batch(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:

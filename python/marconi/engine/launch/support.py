@@ -150,6 +150,8 @@ _PARTS = "it splits a prompt among ranks, and no rank computes a complete state"
 _FULL_PRECISION = "the states of SGLang's one pool are in full precision"
 _NOT_COPIED = "SGLang copies no checkpoint in int8 to the host"
 _NO_LIVE_SLOT = "a request then takes slots while it decodes, and no eviction gives one in full precision back"
+_NOT_SENT = "a window has not been sent to another server in a test"
+_NOT_DEALT = "a window whose KV is dealt out among ranks has not been tested"
 _NO_CHECKPOINT_SLOT = "where SGLang itself keeps states, the scheduler ends if no checkpoint has a free slot"
 _DRAFTS = f"the states after its drafts are not known; supported are {', '.join((*TREE_ALGORITHMS, *CHAIN_ALGORITHMS))}"
 
@@ -240,6 +242,10 @@ def _with_int8(is_given: Condition) -> Condition:
     return lambda launch: launch.facts.has_int8_checkpoints and is_given(launch)
 
 
+def _with_windows(is_given: Condition) -> Condition:
+    return lambda launch: launch.facts.has_sliding_window and is_given(launch)
+
+
 REFUSED_ARGUMENTS: Final = (
     # Each puts another cache in the place of the unified radix cache, which is what this backend extends.
     *(
@@ -317,10 +323,16 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         f"{' or '.join(CHAIN_ALGORITHMS)}, got {{0.server_args.speculative_algorithm}}: elsewhere a request's state "
         "may lag behind its tokens",
     ),
-    Refused(
-        lambda launch: launch.facts.has_sliding_window,
-        "a model with recurrent layers and sliding windows is not supported with --radix-cache-backend marconi: "
-        "leave the backend out",
+    *(
+        Refused(
+            _with_windows(is_given),
+            f"{option} is not supported with --radix-cache-backend marconi on a model with sliding windows: {reason}",
+        )
+        for option, is_given, reason in (
+            ("--enable-hierarchical-cache", _asks_for("enable_hierarchical_cache"), "windows are not copied to a host"),
+            ("--disaggregation-mode", lambda launch: launch.server_args.disaggregation_mode != "null", _NOT_SENT),
+            ("--dcp-size", lambda launch: _more_than_one(launch.server_args.dcp_size), _NOT_DEALT),
+        )
     ),
     Refused(
         lambda launch: launch.facts.skips_decode_lock,

@@ -246,7 +246,18 @@ def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
         state_bytes = sum(pool[:, 0].nbytes for pool in (pools.temporal, *pools.conv))
     else:
         state_bytes = checkpoints.mem_usage_bytes() // (checkpoints.num_slots + 1)
-    # Pools with keys and values apart tell two sizes, latent-attention pools one.
-    sizes = kv.get_kvcache().get_kv_size_bytes()
-    kv_bytes = int(sum(sizes) if isinstance(sizes, tuple) else sizes) // (kv.size + params.page_size)
+    pool = kv.get_kvcache()
+    window, windows = params.swa_retain_window, getattr(pool, "swa_kv_pool", None)
+    if window is None or windows is None:
+        kv_bytes = bytes_per_token(pool, kv.size + params.page_size)
+    else:
+        kv_bytes = bytes_per_token(pool.full_kv_pool, kv.size_full + params.page_size)
+        state_bytes += window * bytes_per_token(windows, kv.size_swa + params.page_size)
     return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes + bytes_beside(states), 1))
+
+
+def bytes_per_token(pool: Any, num_tokens: int) -> int:
+    """Bytes of a token's KV in SGLang's `pool` of `num_tokens`."""
+    # Pools with keys and values apart tell two sizes, latent-attention pools one.
+    sizes = pool.get_kv_size_bytes()
+    return int(sum(sizes) if isinstance(sizes, tuple) else sizes) // num_tokens

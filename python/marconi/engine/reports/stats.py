@@ -6,7 +6,7 @@ scheduler's thread.
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from marconi.engine.cache.tick import FirstRank
 from marconi.engine.cache.tree_core import MarconiTreeCore
@@ -24,6 +24,8 @@ from marconi.tree import Node
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
+
+    from marconi.engine.cache.pools import DevicePools
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +90,7 @@ class StatsSource(Protocol):
     tree_core: MarconiTreeCore
     page_size: int
     split: str | None
-    token_to_kv_pool_allocator: Any
-
-    @property
-    def state_slots(self) -> Any:
-        """SGLang's allocator of the slots that hold the tree's states."""
+    pools: "DevicePools"
 
     def clock(self) -> float:
         """Seconds."""
@@ -213,7 +211,7 @@ class CacheStats:
         sizes = costs.kv_bytes_per_token, costs.state_bytes
         joint = cache.joint_bytes
         if joint is None:
-            num_tokens, num_slots = cache.token_to_kv_pool_allocator.size, cache.state_slots.size
+            num_tokens, num_slots = cache.pools.num_kv_tokens, cache.pools.state_slots.size
             memory = f"{num_tokens} KV tokens of {sizes[0]} bytes, {num_slots} state slots of {sizes[1]} bytes"
         else:
             memory = f"{joint.size} bytes for KV tokens of {sizes[0]} bytes and states of {sizes[1]} bytes together"
@@ -230,11 +228,11 @@ class CacheStats:
         return "" if choice.ttft_budget_s is None else f" (first token within {1000 * choice.ttft_budget_s:g} ms)"
 
     def _kv_tokens(self) -> Use:
-        pool = self._cache.token_to_kv_pool_allocator
-        return Use(pool.size, pool.available_size(), self._cache.tree_core.evictable_size())
+        pools = self._cache.pools
+        return Use(pools.num_kv_tokens, pools.num_free_kv_tokens, self._cache.tree_core.evictable_size())
 
     def _state_slots(self) -> Use:
-        pool = self._cache.state_slots
+        pool = self._cache.pools.state_slots
         return Use(pool.size, pool.available_size(), self._cache.tree_core.mamba_evictable_size())
 
     def _pools(self) -> dict[str, Use]:
