@@ -80,6 +80,21 @@ def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) ->
     assert causes(beyond) == {"hint_over_limit": 10, "least_gain": 1, "first_seen": 29, "last_token": 1}
 
 
+def test_a_chat_is_explained_with_the_part_in_which_it_diverged(server: ServerProcess) -> None:
+    assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    fields = {"model": "m", "max_tokens": 4, "temperature": 0, "custom_params": {EXPLAIN: True}}
+    for number, date in enumerate(("2026-11-30", "2026-12-01")):
+        system = {"role": "system", "content": f"Be as brief as you can. Today is {date}."}
+        body = {**fields, "messages": [system, {"role": "user", "content": "Why?"}], "rid": f"dated-{number}"}
+        told = HTTP.post(f"{server.url}/v1/chat/completions", json=body, timeout=300.0).json()["metadata"][EXPLAIN]
+    assert told["part"] == {"where": "system", "kind": "date"}
+    assert ", in system, a date" in told["line"]
+    (rank,) = HTTP.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
+    assert rank["requests"][0]["part"] == told["part"]
+    assert ", in system, a date" in rank["requests"][0]["line"]
+    assert "part" not in rank["requests"][1], "it diverges from nothing"
+
+
 def test_after_a_flush_what_is_first_seen_says_since_when(server: ServerProcess) -> None:
     prompt = random_tokens(510, 120)
     answer(server.url, prompt)

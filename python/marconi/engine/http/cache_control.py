@@ -84,7 +84,7 @@ def read_marks(raw_request: Any) -> Marked | None:
     """
     if raw_request is None or not raw_request.url.path.endswith((_CHAT, _ANTHROPIC)):
         return None
-    text = _body(raw_request)
+    text = body_of(raw_request)
     if FIELD.encode() not in text and RETENTION.encode() not in text:
         return None
     body, is_anthropic = json.loads(text), raw_request.url.path.endswith(_ANTHROPIC)
@@ -180,7 +180,7 @@ def _chat(serving: Any, fields: Mapping[str, Any]) -> list[Any]:
     return messages
 
 
-def _body(raw_request: Any) -> bytes:
+def body_of(raw_request: Any) -> bytes:
     """The body of a request that has been read: nothing is waited for."""
     try:
         raw_request.body().send(None)

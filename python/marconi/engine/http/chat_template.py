@@ -50,6 +50,7 @@ from typing import Any, Final
 from marconi.engine.faults import fails_open
 from marconi.engine.http.cache_control import Mark, Marked, read_marks, retaining, system_of
 from marconi.engine.http.hints import KEY, LEFT_OUT, NEXT_TURN, SYSTEM_END, mapping_of
+from marconi.engine.http.parts import keep
 from marconi.engine.launch.flags import BACKEND
 from marconi.policy.admission.hints import MAX_HINTS
 from marconi.policy.forecast.turns import MAX_DISTANCE
@@ -66,7 +67,7 @@ _RENDERED: Final = {"messages", "tools", "tool_choice", "response_format", "chat
 
 
 def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:
-    """Around `OpenAIServingChat._convert_to_internal_request`: marks become hints, and next turns are noted.
+    """Around `OpenAIServingChat._convert_to_internal_request`: marks become hints, next turns are noted, the chat kept.
 
     Raises `ValueError`, which becomes HTTP 400, for a mark that is none.
     """
@@ -75,6 +76,7 @@ def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_
     adapted, converted = convert(serving, request, raw_request)
     if is_ours:
         fails_open(_note)(serving, converted, adapted, marked)
+        fails_open(keep)(serving, converted, adapted, raw_request)
     return adapted, converted
 
 

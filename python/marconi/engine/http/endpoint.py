@@ -17,7 +17,9 @@ import math
 import time
 from typing import Any, Final
 
+from marconi.engine.faults import fails_open
 from marconi.engine.http.diverged import FIELD, with_text
+from marconi.engine.http.parts import add_parts
 from marconi.engine.launch.flags import of_process
 from marconi.engine.reports.explain import OFF
 from marconi.view.document import PageSource, document
@@ -84,16 +86,19 @@ async def _requests(dp_rank: int | None = None) -> Any:
     parts = await _whole(REQUESTS, "requests", dp_rank, "prefixes were not hashed")
     if not isinstance(parts, list):
         return parts
-    return _by_rank([part | {"requests": _with_texts(part["requests"])} for part in parts])
+    return _by_rank([part | {"requests": _with_texts_and_parts(part["requests"])} for part in parts])
 
 
-def _with_texts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same, with the texts of tokens that a scheduler was allowed to show."""
+def _with_texts_and_parts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, with the texts of tokens that a scheduler was allowed to show, and parts of chats."""
     from sglang.srt.entrypoints import http_server
 
     state = http_server._global_state
-    tokenizer = state.tokenizer_manager.tokenizer
-    return [each | {FIELD: with_text(each[FIELD], tokenizer)} if FIELD in each else each for each in requests]
+    manager = state.tokenizer_manager
+    tokenizer = manager.tokenizer
+    shown = [each | {FIELD: with_text(each[FIELD], tokenizer)} if FIELD in each else each for each in requests]
+    fails_open(add_parts)(shown, manager)
+    return shown
 
 
 async def _page(dp_rank: int = 0) -> Any:

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from marconi.engine.faults import fails_open
 from marconi.engine.http.diverged import of_answer
+from marconi.engine.http.parts import add_part, note_rid
 from marconi.engine.http.streams import note_explained
 from marconi.engine.launch.flags import of_process
 from marconi.engine.reports.explain import EXPLAIN, OFF, is_wanted, require_wish
@@ -74,6 +75,7 @@ def ask_for_end(obj: Any) -> None:
 def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, request: Any = None) -> Any:
     """Around `TokenizerManager._wait_one_response`: the answer says what became of its hints, and why it missed."""
     responses = wait(manager, obj, request)
+    fails_open(note_rid)(manager, obj)
     custom = _custom_params(obj)
     # A decode server kept none of them, and does not know what its prefill server did.
     is_decode = manager.disaggregation_mode.value == "decode"
@@ -104,6 +106,7 @@ def _add_report(meta: dict[str, Any], manager: Any, obj: Any, request: Any) -> N
         meta[KV_HINTS] = json.loads(answers)
     if explanation is not None:
         meta[EXPLAIN] = json.loads(explanation) | of_answer(obj, manager.tokenizer)
+        fails_open(add_part)(meta[EXPLAIN], manager, obj)
     elif is_wanted(custom) and meta.get("finish_reason") and not of_process().explain:
         meta[EXPLAIN] = {"line": OFF}
     # An answer to a request that was aborted while it waited does not tell its length: nothing became of them.
