@@ -365,6 +365,8 @@ function showMarks() {
     ...names.map((name, at) => [name, texts[at], "mark"]), ["soft", "dashed: state on the host alone", "dashed mark"]]);
 }
 
+// A router has this page at `ui/RANK/page`, and its fleet's at `ui`.
+if (/\/ui\/\d+\/page$/.test(location.pathname)) Object.assign($("fleet"), { href: "../../ui", hidden: false });
 showMarks();
 show(current);
 performance.measure("marconi-first-draw", { start: 0, end: performance.now() });
