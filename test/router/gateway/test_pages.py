@@ -49,6 +49,8 @@ def test_every_rank_has_its_page_behind_its_place_in_the_state() -> None:
             assert page.headers["Content-Type"].startswith("text/html")
             frame = await home.get("/router/ui/0/ui/frame")
             assert frame.body.decode() == "a: /marconi/ui/frame?dp_rank=0, no key"
+            hour = await home.get("/router/ui/0/ui/history")
+            assert hour.body.decode() == "a: /marconi/ui/history?dp_rank=0, no key"
             requests = await home.get("/router/ui/1/requests?dp_rank=7")
             assert requests.body.decode() == "b: /marconi/requests?dp_rank=0, no key"
             for index in ("2", "-1", "x", "00000000000000000000009"):
@@ -87,6 +89,7 @@ def test_workers_are_asked_with_their_key_and_browsers_for_the_token() -> None:
                 "/router/ui",
                 "/router/ui/0/page",
                 "/router/ui/0/ui/frame",
+                "/router/ui/0/ui/history",
                 "/router/ui/0/requests",
             ):
                 for wrong in ({}, basic(TOKEN[:-1]), {"Authorization": "Basic ~"}, {"Authorization": "Bearer no"}):
