@@ -286,15 +286,19 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _check(args: argparse.Namespace) -> int:
     require_server_extra("check")
     warnings.filterwarnings("ignore", module="sglang")
-    with ended_at_once():
-        from marconi.engine.cpu_platform import choose_platform, is_active
+    from marconi.check.question import Question
+    from marconi.engine.cpu_platform import choose_platform, is_active
 
-        if args.platform is None:
-            args.platform = "cpu" if is_active() else "cuda"
+    if args.platform is None:
+        args.platform = "cpu" if is_active() else "cuda"
+    question = Question.read(args)
+    if sys.stderr is not None and sys.stderr.isatty():
+        print("marconi: loading SGLang, which takes some ten seconds", file=sys.stderr, flush=True)
+    with ended_at_once():
         # What SGLang is imported on here, whatever it is asked about.
         choose_platform(os.environ)
         from marconi.check import command
-    return command.run(args)
+    return command.run(question)
 
 
 def require_server_extra(command: str) -> None:

@@ -62,7 +62,7 @@ def test_the_page_has_a_row_for_all_that_differ_in_their_card_or_their_weights_a
     assert f"| two |  | {link} | H100 | no |  | `--pp-size`, `--enable-streaming-session` |" in text
     assert f"| wrong |  | {link} | H100 | no |  | `SGLang` |" in text
     assert "| 1 | `SGLang` | sglang: unrecognized arguments: --polcy 3 |" in text
-    assert "| H100 | no |  | `model` |" in text
+    assert "| H100 | no |  | `--model-path` |" in text
     assert "no configuration of nobody/nothing is known here" in text
     assert "**yes**, states at chunk ends" in text
     server = f"python -m sglang.launch_server --model-path {NEXT}"

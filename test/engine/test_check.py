@@ -474,7 +474,7 @@ def test_a_folder_without_a_configuration_is_told_the_missing_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--", "--model-path", str(tmp_path)) == 2
-    told = f"marconi: error: {tmp_path / 'config.json'} cannot be read: No such file or directory\n"
+    told = f"marconi: error: --model-path: {tmp_path / 'config.json'} cannot be read: No such file or directory\n"
     assert capsys.readouterr().err == told
 
 

@@ -18,6 +18,7 @@ from marconi import cli
 from marconi.check.answer import CheckResult, answer
 from marconi.check.line import CommandLine
 from marconi.check.machine import Generation, Machine, Platform
+from marconi.check.stand_in import as_sglang_finds
 from marconi.engine.cpu_platform import PLATFORM
 from marconi.engine.launch.model import Model
 from marconi.engine.launch.weights import bits_of, weight_bytes
@@ -74,7 +75,7 @@ def test_a_launch_for_blackwell_is_refused_by_sglang_on_hopper_alone() -> None:
 
 def test_the_card_is_what_sglang_finds() -> None:
     for card_, major in ((Generation.AMPERE, 8), (Generation.HOPPER, 9), (Generation.BLACKWELL, 10)):
-        with Machine(card=card_).as_sglang_finds_it():
+        with as_sglang_finds(Machine(card=card_)):
             found = get_platform()
             assert torch.cuda.get_device_capability() == found.device_capability == (major, 0)
             assert (found.is_sm90, found.is_sm100, found.is_blackwell) == (major == 9, major == 10, major == 10)

@@ -242,10 +242,12 @@ def test_seconds_by_cause_add_up_to_the_prefill_that_was_learned() -> None:
     explained = Explained("a", 5.0, explanation)
     explanations.note(explained)
     assert not any(explanations.missed_s.values()), "nothing was timed yet"
+    assert explanations.saved_s == 0
     latency.follow(0.5, 0.001)
     explanations.note(explained)
     assert explanations.missed_s[Cause.FIRST_SEEN] == pytest.approx(0.059)
     assert sum(explanations.missed_s.values()) == pytest.approx(latency.seconds(10, 100))
+    assert explanations.saved_s == pytest.approx(latency.seconds(0, 100) - latency.seconds(10, 100))
     latest = explanations.latest(7.0)
     assert latest is not None
     assert [each["seconds_ago"] for each in latest] == [2.0, 2.0]

@@ -231,7 +231,7 @@ def test_without_explanations_the_status_says_so_and_no_cause_is_exported(
     for request in requests:
         replay.serve(request)
     status = cache.status()
-    assert (status.explain, status.num_missed_tokens, status.missed_s) == ("off", None, None)
+    assert (status.explain, status.num_missed_tokens, status.missed_s, status.saved_s) == ("off", None, None, None)
     assert status.num_requests == len(requests)
     CacheMetrics(LABELS).update(status, 1.0)
     exported = {sample.name for family in registry.collect() for sample in family.samples}

@@ -1,5 +1,6 @@
 """The live page: a server's tree as its cache has it, in slices, and in a browser without a violation."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_a_server_draws_what_its_cache_holds(server: ServerProcess) -> None:
     page = HTTP.get(f"{server.url}/marconi/ui", timeout=60.0)
     assert page.headers["content-type"].startswith("text/html")
     assert 'data-source="ui/frame?dp_rank=0" data-requests="requests?dp_rank=0"' in page.text
+    assert 'data-history="ui/history?dp_rank=0"' in page.text
     # Whatever else is there may be worth more than what this prompt leaves.
     assert HTTP.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     frame_of(server.url)
@@ -109,7 +111,15 @@ def test_a_server_draws_what_its_cache_holds(server: ServerProcess) -> None:
     assert frame["nodes"]["depth"][at] == 250 + NUM_TOKENS - 1, "all that it computed"
     (status,) = HTTP.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert sum(1 for kind in frame["nodes"]["kind"] if kind & NodeKind.STATE) == status["num_states"]
-    for path in ("ui/frame", "requests"):
+    hour = HTTP.get(f"{server.url}/marconi/ui/history?dp_rank=0", timeout=60.0).json()
+    assert (hour["num_prompt_tokens"][-1], hour["num_hit_tokens"][-1], hour["saved_s"]) == (
+        status["num_prompt_tokens"],
+        status["num_hit_tokens"],
+        status["saved_s"],
+    )
+    assert hour["num_hit_tokens"][0] < hour["num_hit_tokens"][-1], "noted before anybody looked"
+    assert abs(hour["at_s"][-1] - time.time()) < 60
+    for path in ("ui/frame", "ui/history", "requests"):
         wrong = HTTP.get(f"{server.url}/marconi/{path}?dp_rank=3", timeout=60.0)
         assert (wrong.status_code, wrong.json()) == (404, {"error": "dp_rank must be one of 0, got 3"})
 
@@ -129,5 +139,5 @@ def test_the_page_of_a_server_follows_its_requests(server: ServerProcess, visit:
     page.page.locator("#requests a").first.click()
     assert page.text("request") == f"Request {rank['requests'][0]['rid']}: {rank['requests'][0]['line']}."
     assert page.page.evaluate("layout.nodes.depth[look.end]") == 80 + NUM_TOKENS - 1, "the path that it left"
-    paths = ("ui", "ui/frame", "requests")
+    paths = ("ui", "ui/frame", "ui/history", "requests")
     assert {url.split("?")[0] for url in page.requests} == {f"{server.url}/marconi/{path}" for path in paths}

@@ -11,10 +11,17 @@ from marconi.view.document import PageSource, document
 
 
 @contextmanager
-def serving(frames: list[dict[str, Any]], requests: Callable[[], tuple[int, Any]]) -> Iterator[str]:
-    """Serves the page, `/frame` and `/requests`, whose status and answer `requests` makes; yields the address."""
+def serving(
+    frames: list[dict[str, Any]],
+    requests: Callable[[], tuple[int, Any]],
+    history: dict[str, Any] | None = None,
+) -> Iterator[str]:
+    """Serves the page, `/frame`, `/requests`, whose status and answer `requests` makes, and `/history`, if any.
+
+    Yields the address.
+    """
     asked = iter(range(1 << 30))
-    page = document("a server", source=PageSource("/frame", "/requests", 0.05))
+    page = document("a server", source=PageSource("/frame", "/requests", "" if history is None else "/history", 0.05))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -23,6 +30,8 @@ def serving(frames: list[dict[str, Any]], requests: Callable[[], tuple[int, Any]
                 status, values = requests()
             elif self.path == "/frame":
                 values = frames[min(next(asked), len(frames) - 1)]
+            elif self.path == "/history":
+                values = history
             text = page if values is None else json.dumps(values)
             self.send_response(status)
             self.send_header("Content-Type", "text/html; charset=utf-8" if values is None else "application/json")

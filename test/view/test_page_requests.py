@@ -294,3 +294,34 @@ def test_axe_finds_no_violation_and_nothing_is_wider_than_the_page(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     sides = [page.locator(each).bounding_box() for each in (".requests", ".tree")]
     assert all(side is not None and side["width"] > 340 for side in sides)
+
+
+def test_the_last_hour_is_drawn_from_what_the_server_noted_before_the_page_was_opened(
+    served: Served, visit: Callable[..., Visit]
+) -> None:
+    hour = {
+        "step_s": 10,
+        "saved_s": 42.0,
+        "at_s": [1000, 1010, 1040, 1044],
+        "num_prompt_tokens": [100, 200, 400, 500],
+        "num_hit_tokens": [50, 100, 200, 250],
+        "num_evictions": [0, 1, 4, 4],
+        "held": {"KV": [0, 10, 20, 20], "states": [0, 10, 20, 20], "in use": [0, 0, 10, 0], "free": [100, 80, 50, 60]},
+    }
+    with serving([served.frame], served.answer, hour) as address:
+        found = visit(address)
+        found.page.wait_for_function("hour.latest !== null")
+        assert (
+            found.text("overall") == "Hit rate since the start: 50.0 % of 500 prompt tokens; 42.0 s of prefill saved."
+        )
+        assert "50.0 % of 400 prompt tokens were cached and 4 states were evicted." in found.text("hour-text")
+        assert found.page.evaluate("stepsOf(hour.latest)") == {
+            "hits": [50, 0, 0, 50, 50],
+            "evicted": [1, 0, 0, 3, 0],
+            "shares": {"KV": [10, 20, 20, 20, 20], "states": [10, 20, 20, 20, 20], "in use": [0, 10, 10, 10, 0]},
+        }
+        assert found.complaints == []
+
+
+def test_a_page_without_an_hour_shows_none(opened: Callable[..., Visit]) -> None:
+    assert not opened().page.locator("#hour-text").is_visible()

@@ -35,6 +35,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "num_hit_tokens": 1000,
         "num_missed_tokens": {"evicted_for_kv": 1200, "first_seen": 1760, "last_token": 40, "no_slot": 0},
         "missed_s": {"evicted_for_kv": 1.2, "first_seen": 1.7, "last_token": 0.1, "no_slot": 0.0},
+        "saved_s": 0.8,
         "hits": {"input_prefix": 10, "conversation": 5, "none": 25},
         "num_states_written": 60,
         "num_states_not_written": 1,

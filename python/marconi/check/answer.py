@@ -15,6 +15,7 @@ from sglang.srt.runtime_context import SpawnRanks, create_context
 from marconi.check.line import CommandLine
 from marconi.check.machine import Machine
 from marconi.check.pools import Card, Pools, RequestSlots, pools_of
+from marconi.check.stand_in import as_sglang_finds
 from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.launch import flags, split, support
 from marconi.engine.launch.flags import BACKEND, Flags
@@ -196,7 +197,7 @@ def _resolve(record: Any, model: Model, machine: Machine, notes: list[str]) -> t
     draft = record.speculative_draft_model_path
     # A checkpoint may have a draft for this rule in it, which no name says.
     may_hold_draft = str(record.speculative_algorithm).upper() == "DSPARK" and not model.is_whole
-    with machine.as_sglang_finds_it(), model.folder() as folder, draft_folder(draft) as draft_path:
+    with as_sglang_finds(machine), model.folder() as folder, draft_folder(draft) as draft_path:
         # A checkpoint may bring code, which only a server runs.
         record.model_path, record.trust_remote_code = folder, False
         if not model.is_whole:

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
 
+from marconi.check.question import require_backend
 from marconi.engine.launch import flags
-from marconi.engine.launch.flags import BACKEND
 
 _NO_MODEL = "dummy"
 """The model path with which SGLang checks the arguments that need no model."""
@@ -55,9 +55,7 @@ class CommandLine:
         if "--config" in argv:
             argv = ConfigArgumentMerger(parser).merge_config_with_args(list(argv))
         given = {name: each for name, each in vars(parser.parse_args(argv)).items() if each not in (None, _ABSENT)}
-        backend = given.pop("radix_cache_backend", BACKEND)
-        if backend != BACKEND:
-            raise ValueError(f"--radix-cache-backend must be {BACKEND}, or left out, got {backend}")
+        require_backend(given.pop("radix_cache_backend", None))
         model_path = given.pop("model_path")
         args = argparse.Namespace(**{**defaults, **given})
         options = {"--" + name.replace("_", "-"): each for name, each in given.items()}

@@ -1,32 +1,10 @@
-"""The machine that would serve, which need not be the one that is asked on.
+"""The machine that would serve, which need not be the one that is asked on."""
 
-SGLang resolves its arguments by the platform that it finds. What it would find on this machine is put in its place for
-as long as that takes: on CUDA a card of the generation that is asked about, as nothing in a command line names one.
-"""
-
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
-from unittest.mock import patch
+from typing import Any
 
-import torch
-from huggingface_hub import constants as hub
-from sglang.srt import platforms
-from sglang.srt.arg_groups import mamba_hook, memory_hook, model_override_base, speculative_hook
-from sglang.srt.model_executor import cuda_graph_config
-from sglang.srt.model_executor.cuda_graph_config import Backend
-from sglang.srt.platforms.cuda import CudaSRTPlatform
-from sglang.srt.runtime_context import override_platform
-
-from marconi.engine.cpu_platform import RESOLVED_HERE
-from marconi.engine.launch.split import unnoticed
-from marconi.engine.plugin.touch import resolve
 from marconi.replay.memory import MemorySize, MemoryUnit
-
-_KNOW_THE_PLATFORM: Final = (platforms, mamba_hook, model_override_base, speculative_hook)
-"""Modules that have imported it by name."""
 
 
 class Platform(StrEnum):
@@ -98,24 +76,3 @@ class Machine:
         if self.weights is None:
             return self
         return replace(self, weights=replace(self.weights, amount=self.weights.amount / times_ranks))
-
-    @contextmanager
-    def as_sglang_finds_it(self) -> Iterator[None]:
-        """Let SGLang find this machine and no hub, and leave no trace of what it resolves: no log, no environment."""
-        with unnoticed(), ExitStack() as stack:
-            stack.enter_context(patch.object(hub, "HF_HUB_OFFLINE", True))
-            if self.is_cpu:
-                stack.enter_context(resolve(RESOLVED_HERE)())
-            else:
-                self._put_card(stack)
-            yield
-
-    def _put_card(self, stack: ExitStack) -> None:
-        mebibytes = None if self.memory is None else self.memory.amount / 2**20
-        stack.enter_context(override_platform(**self.card.facts))
-        stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *_: self.card.capability))
-        stack.enter_context(patch.object(cuda_graph_config, "default_prefill_backend", lambda: Backend.BREAKABLE))
-        platform = CudaSRTPlatform()
-        for module in _KNOW_THE_PLATFORM:
-            stack.enter_context(patch.object(module, "current_platform", platform))
-        stack.enter_context(patch.object(memory_hook, "get_device_memory_capacity", lambda _: mebibytes))

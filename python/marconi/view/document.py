@@ -1,7 +1,7 @@
 """The page as one file: its markup, style and scripts inlined, and frames embedded, or the address that has them.
 
 The page fetches nothing but, where its body names their URLs, the latest requests, each with its explanation and the
-hash of its prefix (`data-requests`), and the latest frame (`frame.py`, `data-source`).
+hash of its prefix (`data-requests`), the latest frame (`frame.py`, `data-source`), and the last hour (`data-history`).
 
 How the page draws each cause comes with it, from the table (`policy/causes.py`), under the words of its frames:
 
@@ -21,7 +21,7 @@ from marconi.page.inlined import inlined
 from marconi.policy.causes import Cause, Cure
 from marconi.view.frame import Frame, encoded
 
-SCRIPTS: Final = ("layout.js", "tree.js", "requests.js", "page.js")
+SCRIPTS: Final = ("layout.js", "tree.js", "requests.js", "history.js", "page.js")
 """In the order in which they are run, after those of all pages."""
 # Upright lines are lost between narrow bars: they are left to what nobody can change.
 _ANGLES: Final = dict(zip(Cure, (0, 45, 135, 90), strict=True))
@@ -35,6 +35,8 @@ class PageSource:
     """Has the latest frame."""
     requests: str
     """Has the latest requests (`GET /marconi/requests`)."""
+    history: str = ""
+    """Has the last hour in small figures (`GET /marconi/ui/history`); empty for none."""
     interval_s: float = 1.0
     """From frame to frame."""
 
@@ -42,6 +44,8 @@ class PageSource:
     def attributes(self) -> str:
         """Attributes of the page's body."""
         values = {"source": self.frame, "requests": self.requests, "interval-s": f"{self.interval_s:g}"}
+        if self.history:
+            values["history"] = self.history
         return "".join(f' data-{name}="{escape(value)}"' for name, value in values.items())
 
 

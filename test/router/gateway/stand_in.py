@@ -192,6 +192,7 @@ class StandIn:
         app.router.add_get("/marconi", self._marconi)
         app.router.add_get("/marconi/ui", self._page)
         app.router.add_get("/marconi/ui/frame", self._page)
+        app.router.add_get("/marconi/ui/history", self._page)
         app.router.add_get("/marconi/requests", self._page)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/loads", self._loads)

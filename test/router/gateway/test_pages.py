@@ -4,6 +4,9 @@ import asyncio
 import base64
 import re
 from typing import Any
+from urllib.parse import urljoin
+
+from marconi.view.document import PageSource, document
 
 from .house import house
 from .stand_in import StandIn
@@ -46,11 +49,34 @@ def test_every_rank_has_its_page_behind_its_place_in_the_state() -> None:
             assert page.headers["Content-Type"].startswith("text/html")
             frame = await home.get("/router/ui/0/ui/frame")
             assert frame.body.decode() == "a: /marconi/ui/frame?dp_rank=0, no key"
+            hour = await home.get("/router/ui/0/ui/history")
+            assert hour.body.decode() == "a: /marconi/ui/history?dp_rank=0, no key"
             requests = await home.get("/router/ui/1/requests?dp_rank=7")
             assert requests.body.decode() == "b: /marconi/requests?dp_rank=0, no key"
             for index in ("2", "-1", "x", "00000000000000000000009"):
                 refused = await home.get(f"/router/ui/{index}/page")
                 assert (refused.status, "the rank must be 0 to 1, got" in refused.message) == (404, True)
+
+    run(story())
+
+
+def test_a_workers_page_leads_back_to_the_fleet_behind_a_router_alone() -> None:
+    page = document("a worker", source=PageSource("ui/frame", "requests"))
+    assert re.findall(r'<a id="fleet"([^>]*)>', page) == [" hidden"], "to begin with"
+    ((shown, link),) = re.findall(
+        r'if \(/(.+)/\.test\(location\.pathname\)\) Object.assign\(\$\("fleet"\), { href: "([^"]+)", hidden: false }',
+        page,
+    )
+
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            there = "/router/ui/0/page"
+            back = urljoin(there, link)
+            assert (back, (await home.get(back)).body) == ("/router/ui", (await home.get("/router/ui")).body)
+            for path in (there, f"/behind/a/proxy{there}", "/router/ui/12/page"):
+                assert re.search(shown, path), path
+            for path in ("/marconi/ui", "/router/ui", "/home/me/tree.html", "/router/ui/0/page/x"):
+                assert not re.search(shown, path), path
 
     run(story())
 
@@ -63,6 +89,7 @@ def test_workers_are_asked_with_their_key_and_browsers_for_the_token() -> None:
                 "/router/ui",
                 "/router/ui/0/page",
                 "/router/ui/0/ui/frame",
+                "/router/ui/0/ui/history",
                 "/router/ui/0/requests",
             ):
                 for wrong in ({}, basic(TOKEN[:-1]), {"Authorization": "Basic ~"}, {"Authorization": "Bearer no"}):

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from browsing import Visit, visit  # noqa: F401 - a fixture
+from marconi.view.document import PageSource, document
 
 from .house import House, house
 from .stand_in import StandIn
@@ -26,7 +27,8 @@ class Pictured(StandIn):
     """A worker with a page of its own."""
 
     async def _page(self, request: web.Request) -> web.Response:
-        return web.Response(text=f"<title>{self.name}</title>its page", content_type="text/html")
+        page = document(self.name, source=PageSource("ui/frame", "requests"))
+        return web.Response(text=page, content_type="text/html")
 
 
 @dataclass
@@ -158,12 +160,16 @@ def test_a_worker_that_is_down_is_said_in_words(opened: Callable[..., Visit], fl
     assert found.text("summary").startswith(f"2 of {NUM_WORKERS} workers up, 0 requests running.")
 
 
-def test_one_click_or_the_enter_key_leads_to_a_workers_page(opened: Callable[..., Visit], fleet: Fleet) -> None:
+def test_one_click_or_the_enter_key_leads_to_a_workers_page_and_back(
+    opened: Callable[..., Visit], fleet: Fleet
+) -> None:
     for index, press in enumerate((lambda link: link.click(), lambda link: link.press("Enter"))):
         page = opened().page
         press(page.get_by_role("link", name=fleet.workers[index].url))
         page.wait_for_url(f"{fleet.url}/{index}/page")
         assert page.title() == f"worker {index}"
+        press(page.get_by_role("link", name="All workers"))
+        page.wait_for_url(fleet.url)
 
 
 def test_a_link_in_focus_keeps_it_while_the_page_is_updated(opened: Callable[..., Visit], fleet: Fleet) -> None:

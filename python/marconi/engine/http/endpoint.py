@@ -2,7 +2,7 @@
 
     GET /marconi             the status of every scheduler's cache                               (`reports/status.py`)
     GET /marconi/requests    the latest requests of each, or of one `?dp_rank=`, and their misses (`reports/explain.py`)
-    GET /marconi/ui          a page of both for a browser, and the frames that it draws          (`reports/picture.py`)
+    GET /marconi/ui          a page of both for a browser, its frames and its last hour          (`reports/picture.py`)
     POST /marconi/save       write all states to the store behind the host now                   (`store/cache.py`)
 
 A scheduler adds its cache's status, with its data-parallel rank, to the internal state that SGLang's HTTP process asks
@@ -27,8 +27,9 @@ from marconi.view.document import PageSource, document
 KEY = "marconi"
 REQUESTS: Final = "marconi/requests"
 FRAME: Final = "marconi/frame"
+HISTORY: Final = "marconi/history"
 SAVE: Final = "marconi/save"
-"""The `rid` of a request for internal state that asks for the latest requests, for a frame, or to save on."""
+"""The `rid` of a request for internal state: for the latest requests, a frame, the last hour, or to save on."""
 _NO_STORE: Final = "there is no store to save to: start the server with --hicache-storage-backend file"
 _UNSERVED: Final = "SGLang's own cache serves this model: it has no recurrent layers, or the cache is disabled"
 _SAVING: Final = asyncio.Lock()
@@ -49,6 +50,8 @@ def on_get_internal_state(result: Any, controller: Any, request: Any) -> None:
         part = {"requests": cache.explanations.latest(cache.clock())}
     elif request.rid == FRAME:
         part = {"frame": cache.picture.advance(cache.tree_core.hybrid, cache.clock()) or None}
+    elif request.rid == HISTORY:
+        part = {"history": cache.stats.history.state()}
     elif request.rid == SAVE:
         part = {"saved": cache.save()}
     else:
@@ -67,6 +70,7 @@ def add_routes() -> None:
         "/marconi/requests": for_administrators(_requests),
         "/marconi/ui": for_administrators(_page),
         "/marconi/ui/frame": for_administrators(_frame),
+        "/marconi/ui/history": for_administrators(_history),
         "/marconi/save": for_administrators(_save),
     }
     known = {getattr(route, "path", None) for route in http_server.app.routes}
@@ -107,7 +111,8 @@ async def _page(dp_rank: int = 0) -> Any:
 
     state = http_server._global_state
     name = "" if state is None else state.tokenizer_manager.served_model_name
-    source = PageSource(f"ui/frame?dp_rank={dp_rank}", f"requests?dp_rank={dp_rank}")
+    ours = f"?dp_rank={dp_rank}"
+    source = PageSource(f"ui/frame{ours}", f"requests{ours}", history=f"ui/history{ours}")
     return HTMLResponse(document(f"{name}, rank {dp_rank}", source=source))
 
 
@@ -117,6 +122,13 @@ async def _frame(dp_rank: int = 0) -> Any:
 
     parts = await _whole(FRAME, "frame", dp_rank, "the tree was not walked")
     return Response(parts[0]["frame"], media_type="application/json") if isinstance(parts, list) else parts
+
+
+async def _history(dp_rank: int = 0) -> Any:
+    from fastapi.responses import ORJSONResponse
+
+    parts = await _whole(HISTORY, "history", dp_rank, "")
+    return ORJSONResponse(parts[0]["history"]) if isinstance(parts, list) else parts
 
 
 async def _save() -> Any:

@@ -37,13 +37,11 @@ from sglang.srt.utils.hf_transformers.common import get_hf_text_config
 from sglang.srt.utils.hf_transformers_utils import get_config
 
 from marconi.engine.launch import support
+from marconi.engine.launch.configuration import BESIDE, Configuration, own_quantization
 from marconi.engine.launch.support import Facts
-from marconi.engine.launch.weights import named_quantization
 from marconi.engine.prefill.verified import HYBRID_BACKEND, RecurrentLayers, are_captured_in_segments
-from marconi.model import ModelProfile, Precision, catalog, huggingface, load
+from marconi.model import ModelProfile, Precision, load
 
-_BESIDE: Final = "hf_quant_config.json"
-"""The file that ModelOpt writes beside a configuration."""
 _PLAIN: Final = "lmsys/vicuna-7b-v1.5"
 """Asks for nothing that a draft model may not be."""
 
@@ -68,27 +66,9 @@ class Model:
     @classmethod
     def find(cls, model_path: str, config: Path | None) -> "Model":
         """From `config`, a file or its folder, else the folder `model_path`, else the catalogue; `ValueError`."""
-        path = Path(model_path).expanduser() if config is None else config
-        name = catalog.name_of(model_path)
-        if config is not None or path.is_dir():
-            huggingface.read(path)
-            file = path / "config.json" if path.is_dir() else path
-            fields = json.loads(file.read_text(encoding="utf-8"))
-            beside = file.with_name(_BESIDE)
-            home = path if path.is_dir() else None
-            return cls(str(path), _read(fields, str(file)), fields, _quantization(fields, beside), home)
-        if name is not None and name in catalog.CONFIGS:
-            fields = {"architectures": [catalog.ARCHITECTURES[name]], **catalog.CONFIGS[name]}
-            quantization = named_quantization(model_path)
-            if quantization is not None:
-                fields["quantization_config"] = quantization
-            return cls(name, _read(fields, name), fields, quantization, is_whole=False)
-        if model_path in catalog.KINDS:
-            fields = dict(catalog.KINDS[model_path])
-            return cls(model_path, _read(fields, model_path), fields, is_whole=False)
-        raise ValueError(
-            f"no configuration of {model_path} is known here: give its config.json, or the folder of it, as --config"
-        )
+        found = Configuration.find(model_path, config)
+        hf_config = _read(found.fields, found.source)
+        return cls(found.spelt, hf_config, found.fields, found.quantization, found.home, found.is_whole)
 
     @contextmanager
     def folder(self) -> Iterator[str]:
@@ -97,9 +77,9 @@ class Model:
             yield str(self.home)
             return
         with _folder_of(self.fields) as folder:
-            if self.quantization is not None and not _own_quantization(self.fields):
+            if self.quantization is not None and not own_quantization(self.fields):
                 beside = {"quantization": dict(self.quantization)}
-                (Path(folder) / _BESIDE).write_text(json.dumps(beside), encoding="utf-8")
+                (Path(folder) / BESIDE).write_text(json.dumps(beside), encoding="utf-8")
             yield folder
 
     def require_class(self, model_config: Any) -> None:
@@ -232,18 +212,6 @@ def linear_backends(model_config: Any) -> tuple[str, str | None]:
         return "AttentionBackend", None
     hybrid = spec.hybrid_backend_class_name or HYBRID_BACKEND
     return hybrid.rpartition(".")[2], spec.backend_class_name.rpartition(".")[2]
-
-
-def _quantization(fields: Mapping[str, Any], beside: Path) -> Mapping[str, Any] | None:
-    """The quantization in a configuration, else in the file that ModelOpt writes beside it; None for none."""
-    found = _own_quantization(fields)
-    if not found and beside.is_file():
-        found = json.loads(beside.read_text(encoding="utf-8")).get("quantization")
-    return found or None
-
-
-def _own_quantization(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return fields.get("quantization_config") or (fields.get("text_config") or {}).get("quantization_config")
 
 
 def _read(fields: Mapping[str, Any], source: str) -> Any:

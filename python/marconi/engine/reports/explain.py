@@ -59,7 +59,7 @@ class Explained(NamedTuple):
 
 
 class Explanations:
-    """The latest requests of a scheduler, and the seconds that its misses took."""
+    """The latest requests of a scheduler, and the seconds that its misses took and its hits saved."""
 
     def __init__(self, latency: LearnedLatency, flops: PrefixFlops) -> None:
         self._latency = latency
@@ -69,6 +69,7 @@ class Explanations:
         self._num_timed = 0
         """The first of them, whose seconds are in `_missed_s`: added up together, each takes a fraction of the time."""
         self._missed_s = dict.fromkeys(Cause, 0.0)
+        self._saved_s = 0.0
 
     def note(self, explained: Explained) -> None:
         """A request begins its prefill."""
@@ -86,6 +87,12 @@ class Explanations:
         self._add_up()
         return self._missed_s
 
+    @property
+    def saved_s(self) -> float:
+        """Seconds of prefill that hits saved; 0 until prefills were timed."""
+        self._add_up()
+        return self._saved_s
+
     def _add_up(self) -> None:
         latency, flops, missed_s = self._latency, self._flops, self._missed_s
         untimed = self._noted[self._num_timed :]
@@ -95,6 +102,7 @@ class Explanations:
             for _, _, (_, num_hit_tokens, _, parts), _, _ in untimed:
                 # Misses follow each other: one begins with the FLOPs with which the one before it ends.
                 before = flops(num_hit_tokens)
+                self._saved_s += s_per_flop * before
                 for end, cause, _, _ in parts:
                     upto = flops(end)
                     missed_s[cause] += s_per_flop * (upto - before)  # type: ignore[index]

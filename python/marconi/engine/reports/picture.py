@@ -2,12 +2,15 @@
 
     GET /marconi/ui                  the page, which asks for frames
     GET /marconi/ui/frame            the latest frame of the scheduler of `?dp_rank=` (default: the first), as JSON
+    GET /marconi/ui/history          its last hour in small figures, which were noted whether or not anybody looked
+                                     (`history.py`)
 
 A scheduler walks its tree only while somebody looks, `SLICE_NODES` at a time, whenever the process that answers HTTP
-asks; that asks again until the frame is whole. So a server on which nobody looks pays nothing. One that is looked at
-waits for a slice at most, some two milliseconds, but for the last three: its states are ranked, its columns made and
-its JSON written, each in one piece, some 14 ms with 100,000 nodes. A large tree's prefixes are hashed over several
-frames: until then the page says that it does not know them. A flush begins a new walk. Owner: the scheduler's thread.
+asks; that asks again until the frame is whole. So a server on which nobody looks pays nothing for frames. One that is
+looked at waits for a slice at most, some two milliseconds, but for the last three: its states are ranked, its columns
+made and its JSON written, each in one piece, some 14 ms with 100,000 nodes. A large tree's prefixes are hashed over
+several frames: until then the page says that it does not know them. A flush begins a new walk. Owner: the scheduler's
+thread.
 """
 
 from collections.abc import Callable
@@ -59,10 +62,9 @@ class Picture:
         status = self._status()
         pools = [_pool("KV", "tokens", status.kv_tokens), _pool("states", "slots", status.state_slots)]
         if status.joint_bytes is not None:
-            held = {"KV": status.kv_tokens.cached * self._costs.kv_bytes_per_token}
-            joint = status.joint_bytes
-            held["states"] = max(joint.cached - held["KV"], 0)
-            pools = [PoolFrame("KV and states", "bytes", joint.size, joint.free, held)]
+            held, joint = status.held_bytes, status.joint_bytes
+            cached = {kind: held[kind] for kind in ("KV", "states")}
+            pools = [PoolFrame("KV and states", "bytes", joint.size, joint.free, cached)]
         if status.host is not None:
             pools.append(_pool("KV on the host", "tokens", status.host.kv_tokens))
             pools.append(_pool("states on the host", "slots", status.host.state_slots))

@@ -1,4 +1,4 @@
-"""A cache's reports on itself: its status, a line in the log, metrics, and the line at its start.
+"""A cache's reports on itself: its status, its last hour, a line in the log, metrics, and the line at its start.
 
 Counts that only the engine can make are kept here; what the policies count stands in `HybridCache.counters`. Owner: the
 scheduler's thread.
@@ -15,6 +15,7 @@ from marconi.engine.faults import Faults
 from marconi.engine.launch.flags import Flags
 from marconi.engine.launch.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.reports.explain import Explanations
+from marconi.engine.reports.history import History
 from marconi.engine.reports.metrics import CacheMetrics
 from marconi.engine.reports.status import CacheSettings, HostUse, Status, StoreUse, Use
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
@@ -120,6 +121,7 @@ class CacheStats:
         started_s = 0.0 if cache.first_rank is None else cache.first_rank.clock()
         self._report = HitReport(cache.flags.report_interval_s, started_s=started_s)
         self._metrics = metrics
+        self.history = History(self.status)
         self.hits = dict.fromkeys(HIT_KINDS, 0)
         self.num_not_written = 0
         """States that were planned and dropped."""
@@ -152,7 +154,8 @@ class CacheStats:
             logger.info("marconi: %s", line)
 
     def publish(self, now_s: float) -> None:
-        """Set the metrics, where there are any and they are due."""
+        """Note the figures of the last hour, and set the metrics, where there are any; each when it is due."""
+        self.history.report()
         if self._metrics is not None and self._metrics.is_due(now_s):
             self._metrics.update(self.status(), now_s)
 
@@ -161,10 +164,11 @@ class CacheStats:
         cache = self._cache
         choice, hybrid = cache.choice, cache.tree_core.hybrid
         tree, counters = hybrid.tree, hybrid.counters
-        missed = missed_s = None
+        missed = missed_s = saved_s = None
         if cache.flags.explain:
             missed = {cause.value: num for cause, num in counters.num_missed_tokens.items()}
             missed_s = {cause.value: round(each, 6) for cause, each in cache.explanations.missed_s.items()}
+            saved_s = round(cache.explanations.saved_s, 6)
         return Status(
             eviction=choice.eviction,
             alpha=choice.alpha if choice.eviction == "marconi" else None,
@@ -184,6 +188,7 @@ class CacheStats:
             explain="on" if cache.flags.explain else "off",
             num_missed_tokens=missed,
             missed_s=missed_s,
+            saved_s=saved_s,
             hits=dict(self.hits),
             num_states_written=counters.num_states_written,
             num_states_not_written=self.num_not_written,

@@ -10,7 +10,7 @@ cache:
     host                      the host tier, else null: its two pools, how many states were copied there and, of those,
                               dropped, what was loaded from there, and how often and long evictions waited for copies
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
-    explain                   "off" under `--marconi-explain off`: the next two are then null
+    explain                   "off" under `--marconi-explain off`: the next two, and saved_s, are then null
     num_missed_tokens         prompt tokens that were computed, by cause (`policy/causes.py`); all but the uncached add
                               up to num_prompt_tokens - num_hit_tokens
     evictions                 victims by what was short, and how many of them no request had started from
@@ -138,6 +138,8 @@ class Status:
     """Prompt tokens that were computed, by cause; those of uncached requests are in no other count of tokens."""
     missed_s: dict[str, float] | None
     """Seconds of prefill that they took, by cause, as learned from this server's prefills."""
+    saved_s: float | None
+    """Seconds of prefill that hits saved, by the same measure."""
     hits: dict[str, int]
     num_states_written: int
     num_states_not_written: int
@@ -162,6 +164,19 @@ class Status:
     def hit_rate(self) -> float:
         """Hit tokens over prompt tokens; 0 before the first request."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    @property
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of device memory by what they hold: KV and states that are cached, what is in use, and what is free."""
+        kv, states, joint = self.kv_tokens, self.state_slots, self.joint_bytes
+        held = {"KV": kv.cached * self.kv_bytes_per_token}
+        if joint is not None:
+            return held | {"states": max(joint.cached - held["KV"], 0), "in use": joint.in_use, "free": joint.free}
+        sizes = ((kv, self.kv_bytes_per_token), (states, self.state_bytes))
+        held["states"] = states.cached * self.state_bytes
+        held["in use"] = sum(use.in_use * size for use, size in sizes)
+        held["free"] = sum(use.free * size for use, size in sizes)
+        return held
 
     def as_dict(self) -> dict[str, Any]:
         """The values for JSON, including derived ones."""

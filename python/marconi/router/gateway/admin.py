@@ -11,6 +11,7 @@ The fleet in a browser, with a link to the live page of every rank of every work
 GET    /router/ui                      a page that draws what `GET /router` answers (`page/fleet.html`)
 GET    /router/ui/INDEX/page           the page of a rank's worker, as the worker made it (`GET /marconi/ui`)
 GET    /router/ui/INDEX/ui/frame       what that page asks for: frames,
+GET    /router/ui/INDEX/ui/history     the last hour
 GET    /router/ui/INDEX/requests       and the latest requests
 
 Ranks are numbered in the order of `GET /router`. The router asks workers with the key that it has for them, so a
@@ -40,7 +41,12 @@ from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.worker import Rank
 from marconi.router.sync import State
 
-PAGES: Final = {"page": "/marconi/ui", "ui/frame": "/marconi/ui/frame", "requests": "/marconi/requests"}
+PAGES: Final = {
+    "page": "/marconi/ui",
+    "ui/frame": "/marconi/ui/frame",
+    "ui/history": "/marconi/ui/history",
+    "requests": "/marconi/requests",
+}
 """The end of a path of a rank's page here -> its path at the worker."""
 _TIMEOUT_S: Final = 30.0
 

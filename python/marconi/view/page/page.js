@@ -1,13 +1,14 @@
 // The page: which frame and which request are shown, what the controls do, and, where the body names their sources,
 // requests and frames as they come.
 
-const MAX_FRAMES = 600, MAX_TREES = 60;
+const MAX_FRAMES = 600, MAX_TREES = 60, HISTORY_INTERVAL_S = 10;
 const body = document.body, slider = $("time");
 const frames = JSON.parse($("frames").textContent).frames;
 const latest = new RequestList($("requests"), $("causes-filter"), $("rid"), $("requests-summary"));
 const look = new Look(), picture = new TreePicture($("tree"));
 const tokensChart = new StepChart($("series"), (name, ctx, look) => hatched(ctx, name, look));
 const evictionsChart = new StepChart($("evictions"), (name, ctx, look) => look.color("bars"));
+const hour = new HourView();
 let current = frames.length - 1, layout = null, view = null, focus = null, isFollowing = true, playing = 0;
 
 function show(step) {
@@ -312,21 +313,21 @@ $("requests").addEventListener("click", (event) => {
 });
 $("close").addEventListener("click", () => { location.hash = ""; $("tree").focus(); });
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { look.read(); draw(); });
-new ResizeObserver(() => draw()).observe(canvas);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { look.read(); draw(); hour.draw(look); });
+new ResizeObserver(() => { draw(); hour.draw(look); }).observe(canvas);
 
 // Requests and frames as they come
 
 let isPaused = false;
 function poll() {
-  const { source, requests, intervalS } = body.dataset;
+  const { source, requests, history, intervalS } = body.dataset;
   $("pause").hidden = false;
   $("pause").addEventListener("click", () => {
     isPaused = !isPaused;
     $("pause").setAttribute("aria-pressed", String(isPaused));
     $("pause").textContent = isPaused ? "Resume updates" : "Pause updates";
   });
-  let areExplained = true;
+  let areExplained = true, historyDue = 0;
   const get = async (address, take, place) => {
     try {
       const answer = await fetch(address, { cache: "no-store" });
@@ -339,6 +340,10 @@ function poll() {
     if (!isPaused && !document.hidden) {
       if (areExplained) await get(requests, list, $("requests-summary"));
       await get(source, take, $("summary"));
+      if (history && performance.now() >= historyDue) {
+        historyDue = performance.now() + 1000 * HISTORY_INTERVAL_S;
+        await get(history, (answer) => hour.take(answer, look), $("hour-text"));
+      }
     }
     setTimeout(ask, 1000 * (Number(intervalS) || 1));
   };
@@ -365,6 +370,8 @@ function showMarks() {
     ...names.map((name, at) => [name, texts[at], "mark"]), ["soft", "dashed: state on the host alone", "dashed mark"]]);
 }
 
+// A router has this page at `ui/RANK/page`, and its fleet's at `ui`.
+if (/\/ui\/\d+\/page$/.test(location.pathname)) Object.assign($("fleet"), { href: "../../ui", hidden: false });
 showMarks();
 show(current);
 performance.measure("marconi-first-draw", { start: 0, end: performance.now() });
