@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 from sglang.srt.arg_groups import hicache_hook
-from sglang.srt.mem_cache.pool_host import base, mamba, mha
+from sglang.srt.mem_cache.pool_host import base, mamba, mha, mla
 from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 
 RESERVE_BYTES: Final = 1 << 30
@@ -30,7 +30,7 @@ def register() -> None:
     base.HostKVCache._require_packed_device_rows = _step_over
     base.HostKVCache.pin_memory = property(lambda _pool: False, lambda _pool, _is_pinned: None)
     hicache_hook.resolve_unified_memory_layout_io = _keep_layout
-    for pool in (mha, mamba):
+    for pool in (mha, mla, mamba):
         for copy in (transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf):
             setattr(pool, copy.__name__, copy)
 

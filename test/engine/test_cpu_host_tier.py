@@ -1,12 +1,16 @@
 """SGLang's host tier on the CPU platform: what comes back is what went, and answers are those without a cache."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from marconi_cpu.host_copies import transfer_kv_all_layer_direct_lf_pf, transfer_kv_per_layer_direct_pf_lf
+from rig.pools import Strategy, stock
+from rig.soak import soak_pools
 
 from .client import random_tokens
 from .conftest import POOLS, STRATEGY_ARGS, EntryPoint, Launch
@@ -36,6 +40,30 @@ def test_rows_come_back_to_where_they_are_loaded_in_every_layer(
         for number, each in enumerate(loaded):
             assert torch.equal(each[target], device[number * NUM_LAYERS + layer][taken])
             assert not each[: NUM_ROWS - num_tokens].any()
+
+
+@pytest.mark.parametrize(("is_broken", "rank"), [(False, 0), (False, 1), (False, 3), (True, 3)])
+def test_each_rank_gets_its_rows_of_a_page_back(is_broken: bool, rank: int) -> None:
+    """By SGLang's own copies of latent attention's KV: `--dcp-size` 4, pages of 4 tokens for each rank."""
+    dcp_size, page = 4, 16
+    cache = stock(replace(soak_pools(Strategy.EXTRA_BUFFER, page, host_ratio=3.0), dcp_size=dcp_size))
+    host = cache.host_pool_group.get_pool(PoolName.KV)
+    host.dcp_rank = rank
+    (device,) = host.device_kv_buffers
+    device.copy_(torch.arange(device.numel()).view(device.shape) % 100)
+    before = device.clone()
+    # As paths lie: whole pages, in any order.
+    taken, target = (torch.cat([torch.arange(page) + first * page for first in pages]) for pages in ((3, 1), (6, 5)))
+    rows = host.alloc(2 * page)
+    host.backup_from_device_all_layer(None, rows, taken, "direct")
+    device.zero_()
+    # The control begins a token behind its page.
+    host.load_to_device_per_layer(None, rows, target + is_broken, 0, "direct")
+    source, loaded = (each[each % dcp_size == rank] // dcp_size for each in (taken, target))
+    assert torch.equal(device[loaded], before[source]) is not is_broken
+    if not is_broken:
+        device[loaded] = 0
+        assert not device.any(), "another rank's rows"
 
 
 @pytest.mark.slow

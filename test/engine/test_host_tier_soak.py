@@ -1,6 +1,7 @@
 """Requests in flight lose nothing in either tier, whenever copies arrive; and a copy that is not waited for is seen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_nothing_is_lost_in_either_tier(
     assert use.num_copied > 20
     assert use.num_loads > 5
     assert use.num_dropped > 5 or host_ratio > 2
+
+
+@pytest.mark.parametrize(("dcp_size", "page_tokens"), [(2, 2), (4, 16)])
+def test_nothing_is_lost_where_the_kv_of_a_page_is_dealt_out_among_ranks(dcp_size: int, page_tokens: int) -> None:
+    host = replace(soak_pools(EXTRA, page_tokens, num_kv_tokens=960, host_ratio=3.0), dcp_size=dcp_size)
+    run = soak_on_marconi(host, SoakPlan(120, 5, check_every_steps=16, drain_every_requests=60))
+    run.run()
+    use = run.scheduler.cache.host_use
+    assert use.kv_tokens.size > 2 * host.num_kv_tokens, "the host counts tokens, not a rank's rows"
+    assert min(use.num_copied, use.num_dropped, use.num_loads) > 20
 
 
 CONTENTS = {"kv_tokens", "state_slots", "num_nodes", "num_ghosts", "num_states", "hit_rate"}

@@ -207,7 +207,8 @@ def test_a_rule_that_ranks_by_requests_is_refused_with_a_host_tier_alone(evictio
         ({"speculative_algorithm": "STANDALONE"}, None),
         ({"speculative_algorithm": "DSPARK"}, None),
         ({"speculative_algorithm": "DFLASH"}, None),
-        ({"dcp_size": 2}, "--dcp-size 2 is not supported with"),
+        ({"dcp_size": 2}, None),
+        ({"dcp_size": 2, "hicache_storage_backend": "file"}, "--dcp-size 2 is not supported with --hicache-storage-"),
         ({"disaggregation_mode": "prefill"}, None),
     ],
 )
@@ -220,7 +221,12 @@ def test_drafts_and_roles_are_served_with_a_host_tier_where_loads_are_tested_wit
     with_tier = Facts(is_hybrid=True, has_host_tier=True)
     found = list(support.against_cache(server_args, Flags(), with_tier))
     assert len(found) == (expected is not None)
-    assert all(line.startswith(f"{expected} --enable-hierarchical-cache") for line in found)
+    assert all(line.startswith(str(expected)) for line in found)
+    if given == {"dcp_size": 2}:
+        (line,) = support.against_cache(server_args, Flags(), replace(with_tier, has_one_pool=True))
+        assert line.startswith(
+            "--dcp-size 2 is not supported with --enable-hierarchical-cache, --enable-unified-memory"
+        )
     assert list(support.against_cache(server_args, Flags(), replace(with_tier, has_host_tier=False))) == []
 
 

@@ -129,7 +129,7 @@ def _check_host(cache: Any) -> None:
     for name, held in ((PoolName.KV, rows.all_kv()), (PoolName.MAMBA, rows.all_states())):
         pool = pools.get_entry(name).host_pool
         parts = {"free": torch.cat([pool.free_slots, *pool.release_slots]).numpy(), "copies": held.numpy()}
-        _check_partition(f"{name} on the host", parts, range(pool.size))
+        _check_partition(f"{name} on the host", parts, range(pool.logical_size))
 
 
 def _private_kv(cache: Any, req: Any) -> np.ndarray[Any, Any]:

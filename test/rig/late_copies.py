@@ -48,7 +48,9 @@ class LateCopies:
         controller, pools = cache.cache_controller, cache.host_pool_group.entries
         self._contents = contents
         self._rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
-        self._host = {id(each.host_pool): np.full(each.host_pool.size, LEFT_ALONE, dtype=np.int64) for each in pools}
+        self._host = {
+            id(each.host_pool): np.full(each.host_pool.logical_size, LEFT_ALONE, dtype=np.int64) for each in pools
+        }
         self._under_way: list[Copy] = []
         self._loads: list[Copy] = []
         controller.l2_transfer_engine = self

@@ -8,12 +8,14 @@ Sources: `srt/mem_cache/kv_cache_configurator.py`, `srt/mem_cache/kv_cache_build
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -203,10 +205,13 @@ def marconi_rank(
 
 def _publish(host: HostPools) -> None:
     """Make the flags of a server on these pools, which want a model, the configuration of this process."""
+    from sglang.srt.arg_groups import hicache_hook
     from sglang.srt.runtime_context import SpawnRanks, mamba_cache_chunk_size, process_model_config, publish
     from sglang.srt.server_args import ServerArgs
 
-    with TemporaryDirectory() as folder:
+    # Of the model only the pools matter, and those are of latent attention where a host tier is dealt out (`_pools`).
+    is_latent = patch.object(hicache_hook, "use_mla_backend", lambda _: True) if host.dcp_size > 1 else nullcontext()
+    with TemporaryDirectory() as folder, is_latent:
         model = Path(folder) / "model"
         tiny_model.write(tiny_model.Family.GDN, model)
         args = ServerArgs(
@@ -337,6 +342,8 @@ def _pools(host: HostPools) -> Pools:
         full_attention_layer_ids=[1],
         device="cpu",
         mamba_pool=requests.mamba_pool,
+        # SGLang deals out copies on the host of latent attention alone.
+        **({"use_mla": True, "kv_lora_rank": 1, "qk_rope_head_dim": 1} if host.dcp_size > 1 else {}),
     )
     if host.page_tokens == 1:
         kv = TokenToKVPoolAllocator(host.num_kv_tokens, dtype, "cpu", kv_pool, need_sort=False)

@@ -150,6 +150,7 @@ _PARTS = "it splits a prompt among ranks, and no rank computes a complete state"
 _FULL_PRECISION = "the states of SGLang's one pool are in full precision"
 _NOT_COPIED = "SGLang copies no checkpoint in int8 to the host"
 _NO_LIVE_SLOT = "a request then takes slots while it decodes, and no eviction gives one in full precision back"
+_NOT_COPIED_YET = "the KV of a page is dealt out among ranks, whose parts have not been copied there in a test"
 _NOT_SENT = "a window has not been sent to another server in a test"
 _NOT_DEALT = "a window whose KV is dealt out among ranks has not been tested"
 _NO_CHECKPOINT_SLOT = "where SGLang itself keeps states, the scheduler ends if no checkpoint has a free slot"
@@ -244,6 +245,12 @@ def _with_int8(is_given: Condition) -> Condition:
 
 def _with_windows(is_given: Condition) -> Condition:
     return lambda launch: launch.facts.has_sliding_window and is_given(launch)
+
+
+def _with_dcp(is_given: Condition) -> Condition:
+    return lambda launch: (
+        launch.facts.has_host_tier and _more_than_one(launch.server_args.dcp_size) and is_given(launch)
+    )
 
 
 REFUSED_ARGUMENTS: Final = (
@@ -379,11 +386,16 @@ REFUSED_CACHES: Final[tuple[Unsupported | Refused, ...]] = (
         "requests, which copies on the host do not record; it must be one of "
         + ", ".join(policy.name for policy in SERVED.values() if policy.ranks_copies),
     ),
-    Refused(
-        lambda launch: launch.facts.has_host_tier and _more_than_one(launch.server_args.dcp_size),
-        "--dcp-size {0.server_args.dcp_size} is not supported with --enable-hierarchical-cache and "
-        "--radix-cache-backend marconi: the KV of a page is dealt out among ranks, whose parts have not been copied to "
-        "the host in a test",
+    *(
+        Refused(
+            _with_dcp(is_given),
+            f"--dcp-size {{0.server_args.dcp_size}} is not supported with {options} and --radix-cache-backend marconi: "
+            f"{_NOT_COPIED_YET}",
+        )
+        for options, is_given in (
+            ("--enable-hierarchical-cache, --enable-unified-memory", lambda launch: launch.facts.has_one_pool),
+            ("--hicache-storage-backend", _asks_for("hicache_storage_backend")),
+        )
     ),
     Refused(
         lambda launch: launch.facts.has_one_pool and launch.facts.has_side_states,
