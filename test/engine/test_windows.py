@@ -20,7 +20,7 @@ from marconi_cpu.tiny_model import Family
 from marconi_cpu.tiny_model.windows import WINDOW
 
 from .client import Completion, generate, generate_together, random_tokens
-from .conftest import MARCONI, StartServer
+from .conftest import MARCONI, TWO_RANKS, StartServer
 
 MAX_DIFFERENCE_TO_TRANSFORMERS = 5e-5
 NAMES = (
@@ -92,11 +92,18 @@ def model(models: dict[str, Path]) -> InklingForCausalLM:
 SERVERS = {
     "page-1": (*MARCONI, "--page-size", "1"),
     "page-128": (*MARCONI, "--page-size", "128"),
+    "two-ranks-mixed": (*MARCONI, *TWO_RANKS, "--page-size", "16", "--enable-mixed-chunk"),
     "own-cache-one-pool": ("--page-size", "128", "--enable-unified-memory"),
 }
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+OF_EVERY_CHANGE = ("page-1", "page-128")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in OF_EVERY_CHANGE else pytest.mark.slow) for name in SERVERS],
+)
 def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
     return start_server(models[Family.WINDOWS], (*SERVED, *SERVERS[request.param]))
 

@@ -102,6 +102,7 @@ from marconi.policy.kv_hints import EndedRequest, Prefetch, obey, reject
 from marconi.policy.misses import Explanation
 from marconi.policy.request import Lease
 from marconi.record import TraceRecorder
+from marconi.tree import Match
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ class MarconiRadixCache(UnifiedRadixCache):
                 self._note_copy(params.req, lease, steps)
         result = self.tree_core.answer(lease.match, params)
         if not self.cuts_prefills:
-            result = result._replace(mamba_branching_seqlen=self._branch_on_grid(result))
+            result = result._replace(mamba_branching_seqlen=self._branch_on_grid(result, lease.match))
         return self._finalize_match_result(params, result)
 
     def _note_copy(self, req: "Req", lease: Lease, steps: Steps) -> None:
@@ -380,10 +381,11 @@ class MarconiRadixCache(UnifiedRadixCache):
     def touch_prefix(self, key: "RadixKey") -> None:
         """A waiting request uses nothing yet: only what a request starts from counts as used."""
 
-    def _branch_on_grid(self, result: MatchResult) -> int | None:
-        """The last position of SGLang's grid within the KV that is held, if it lies beyond the hit."""
+    def _branch_on_grid(self, result: MatchResult, match: Match) -> int | None:
+        """The last position of SGLang's grid within the KV that is held, or before prompts part, beyond the hit."""
         grid = self.components[ComponentType.MAMBA].mamba_checkpoint_grid
-        branch: int = result.full_kv_hit_length // grid * grid
+        num_known = max(result.full_kv_hit_length, match.num_seen_tokens if match.diverges else 0)
+        branch: int = num_known // grid * grid
         return branch if branch > result.device_prefix_len else None
 
     @property
