@@ -223,15 +223,13 @@ def test_the_operations_page_says_what_to_do_at_every_alert() -> None:
 
 def described(page_tokens: int, joint: Use | None) -> str:
     """The line of a cache at its start, with the bytes of the page's model; sizes that depend on the card as dots."""
-    pool = SimpleNamespace(size=SIZE, available_size=lambda: SIZE)
     cache = SimpleNamespace(
         choice=PolicyChoice(),
         costs=SimpleNamespace(kv_bytes_per_token=6144, state_bytes=49082368),
         flags=flags.Flags(),
         joint_bytes=joint,
         page_size=page_tokens,
-        token_to_kv_pool_allocator=pool,
-        state_slots=pool,
+        pools=SimpleNamespace(num_kv_tokens=SIZE, state_slots=SimpleNamespace(size=SIZE)),
     )
     stats = CacheStats.__new__(CacheStats)
     stats._cache = cache

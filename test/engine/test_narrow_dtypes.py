@@ -154,7 +154,9 @@ def test_costs_are_the_bytes_of_the_dtypes(state_dtype: torch.dtype, kv_dtype: t
         mamba_pool=states.mamba_pool,
     )
     kv = TokenToKVPoolAllocator(50, kv_dtype, "cpu", kv_pool, need_sort=False)
-    params = SimpleNamespace(req_to_token_pool=states, token_to_kv_pool_allocator=kv, page_size=1)
+    params = SimpleNamespace(
+        req_to_token_pool=states, token_to_kv_pool_allocator=kv, page_size=1, swa_retain_window=None
+    )
     costs = pool_costs(params, {})  # type: ignore[arg-type]
     num_windows = math.prod(shape.conv[0])
     assert costs.state_bytes == 3 * (4 * 8 * 16 * state_dtype.itemsize + num_windows * 2)

@@ -265,7 +265,7 @@ def test_negative_control_faults_of_a_decode_are_seen(dry_run: dict[str, dict[st
 
 def test_negative_control_a_launch_that_is_not_served_is_seen(model_of: Callable[[Case], Path]) -> None:
     case = ON_A_CARD[0]
-    args = [*command_line(case, model_of), "--marconi-eviction", "oldest"]
+    args = [*command_line(case, model_of), "--pp-size", "2"]
     assert cli.main(["check", "--platform", "cuda", "--", *args]) == 1
 
 

@@ -1,4 +1,4 @@
-"""From SGLang's call to the victim and back, in one pool, the default way enters 27 of our files: `docs/tour.md`.
+"""From SGLang's call to the victim and back, in one pool, the default way enters 28 of our files: `docs/tour.md`.
 
 Eighteen decide, and the tour stops at each. Eight decide nothing: they count, explain misses and, on the
 first of several ranks, time prefills. One is entered by a fit alone.
@@ -47,7 +47,7 @@ WALK = {
 }
 
 OBSERVERS = {
-    *("engine/reports/stats.py", "engine/reports/explain.py", "engine/reports/trail.py"),
+    *("engine/reports/stats.py", "engine/reports/explain.py", "engine/reports/trail.py", "engine/reports/history.py"),
     *("policy/counters.py", "policy/misses.py", "policy/residency.py"),
     *("engine/cache/tick.py", "model/learned_latency.py"),
 }
@@ -92,10 +92,10 @@ def files_on_the_way() -> tuple[set[str], int]:
     return found, min(num_calls)
 
 
-def test_the_way_to_the_victim_and_back_is_in_27_files_and_the_tour_stops_where_something_is_decided() -> None:
+def test_the_way_to_the_victim_and_back_is_in_28_files_and_the_tour_stops_where_something_is_decided() -> None:
     files, num_calls = files_on_the_way()
     assert files == WALK | OBSERVERS | LEARNERS
-    assert len(files) == 27
+    assert len(files) == 28
     assert num_calls <= MAX_CALLS
     listed = re.findall(
         r"^\d+\. .*?\]\(\.\./python/marconi/([\w/]+\.py)\)", TOUR.read_text(encoding="utf-8"), re.MULTILINE
