@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import sglang as sgl
+from anthropic import Anthropic
+from openai import OpenAI
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
 from marconi_cpu.demo.server_process import ServerProcess
@@ -101,6 +103,83 @@ def promised_for_texts(router: Router, space: dict[str, str]) -> None:
         text += answer["text"] + " and more of it"
         router.until_told()
     assert 0 == hits[0] < hits[1] < hits[2]
+
+
+def test_the_clients_of_openai_and_anthropic_read_what_was_cached(router: Router) -> None:
+    """Whole and streamed, through the router and from a worker, with what a coding agent sends beside its prompt."""
+    for name, url in (("router", router.url), ("worker", router.workers[0].url)):
+        openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        anthropic = Anthropic(base_url=url, api_key="none", max_retries=0)
+        asks = (asked_by_openai(openai, f"{name}, to OpenAI"), asked_by_anthropic(anthropic, f"{name}, to Anthropic"))
+        for ask in asks:
+            (num_prompt, none), *others = [ask(is_stream) for is_stream in (False, True, False)]
+            assert none == 0
+            for told, cached in others:
+                assert told == num_prompt
+                assert num_prompt - 64 <= cached < num_prompt
+            if name == "router":
+                promised = router.latest()
+                assert promised["num_prompt_tokens"] == num_prompt
+                assert promised["num_hit_tokens"] == promised["num_cached_tokens"] == others[-1][1]
+
+
+def asked_by_openai(client: OpenAI, name: str) -> Callable[[bool], tuple[int, int]]:
+    """A chat by OpenAI's client; each time it tells prompt tokens, and those of them that were cached."""
+    given: dict[str, Any] = {
+        "model": "x",
+        "messages": [{"role": "system", "content": f"{name}. {SESSION * 4}"}, {"role": "user", "content": "And now?"}],
+        "tools": TOOLS,
+        "max_tokens": 8,
+        "temperature": 0,
+        "prompt_cache_key": name,
+        "prompt_cache_retention": "24h",
+    }
+
+    def ask(is_stream: bool) -> tuple[int, int]:
+        if is_stream:
+            chunks = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **given)
+            usage = [chunk.usage for chunk in chunks if chunk.usage is not None][-1]
+        else:
+            usage = client.chat.completions.create(**given).usage
+        details = usage.prompt_tokens_details
+        return usage.prompt_tokens, 0 if details is None else details.cached_tokens or 0
+
+    return ask
+
+
+def asked_by_anthropic(client: Anthropic, name: str) -> Callable[[bool], tuple[int, int]]:
+    """The same by Anthropic's, with a call and its result, marks and a tool."""
+    marked = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    given: dict[str, Any] = {
+        "model": "x",
+        "system": [{"type": "text", "text": f"{name}. {SESSION * 4}", **marked}],
+        "messages": [
+            {"role": "user", "content": "Look it up."},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "I do."},
+                    {"type": "tool_use", "id": "1", "name": "look_up", "input": {"what": "größe"}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "12", **marked}]},
+        ],
+        "tools": [{"name": "look_up", "input_schema": TOOLS[0]["function"]["parameters"]}],
+    }
+    num_counted = client.messages.count_tokens(**given).input_tokens
+    more: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "metadata": {"user_id": name}, **given}
+
+    def ask(is_stream: bool) -> tuple[int, int]:
+        if is_stream:
+            with client.messages.stream(**more) as stream:
+                usage = stream.get_final_message().usage
+        else:
+            usage = client.messages.create(**more).usage
+        cached = usage.cache_read_input_tokens or 0
+        assert usage.input_tokens + cached == num_counted
+        return num_counted, cached
+
+    return ask
 
 
 def test_sessions_stay_where_their_states_are(router: Router) -> None:

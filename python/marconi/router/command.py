@@ -23,8 +23,9 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     router = commands.add_parser(
         "router",
         help="serve one endpoint in front of several servers, and send each request where its prefix is cached",
-        description="Serve the routes of SGLang servers (/v1/chat/completions, /v1/completions, /generate, streamed or "
-        "not) and send each request to the server with the longest prefix of its prompt up to a kept state. "
+        description="Serve the routes of SGLang servers (/v1/chat/completions, /v1/messages, /v1/completions, "
+        "/generate, streamed or not) and send each request to the server with the longest prefix of its prompt up to a "
+        "kept state. "
         "GET /router shows the fleet and the reason for each choice; GET /metrics is for Prometheus.",
         epilog="example:\n  marconi router --model Qwen/Qwen3-Next-80B-A3B-Instruct "
         "--workers http://127.0.0.1:30001,http://127.0.0.1:30002",

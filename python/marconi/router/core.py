@@ -43,6 +43,8 @@ _BLOCK_TOKENS: Final = 64
 _CHARACTERS_PER_TOKEN: Final = 4
 _KEY_BYTES: Final = 4096
 _GROUP: Final = "prompt_cache_key"
+_METADATA: Final = "metadata"
+"""Anthropic's field, whose `user_id` tells a client's conversations apart."""
 
 T = TypeVar("T")
 
@@ -132,7 +134,7 @@ class RouterCore:
 
     def _routed(self, reading: Reading, body: Mapping[str, Any], key: bytes | None) -> RoutedRequest:
         space = HashSpace.of(self._model, reading.extra_key, reading.cache_salt)
-        named = body.get(_GROUP)
+        named = body.get(_GROUP) or _user_of(body)
         group = key_of(named.encode("utf-8", "surrogatepass")) if isinstance(named, str) and named else None
         if reading.ids is not None:
             prompt = replace(prompt_of(reading.ids, space, self.dispatcher.fleet.index.block_tokens, key), group=group)
@@ -200,3 +202,9 @@ def _is_timed(ticket: Ticket) -> bool:
     """True if a request had no prefill ahead of it, its tokens are known, and none of them may be read from a store."""
     is_computed = ticket.decision.worker.num_stored_tokens <= ticket.num_cached_tokens
     return ticket.is_next and is_computed and bool(ticket.prompt.chain.hashes)
+
+
+def _user_of(body: Mapping[str, Any]) -> object:
+    """Who asks, by a body of Anthropic's; None in any other."""
+    metadata = body.get(_METADATA)
+    return metadata.get("user_id") if isinstance(metadata, dict) else None

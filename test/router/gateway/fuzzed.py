@@ -48,6 +48,21 @@ _RIGHT: Final[dict[str, tuple[dict[str, Any], ...]]] = {
         },
         {"messages": [{"role": "assistant", "content": "It is"}], "continue_final_message": True, "extra_key": "x"},
     ),
+    "/v1/messages": (
+        {
+            "model": "m",
+            "max_tokens": 4,
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": "It?"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "12"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": _SCHEMA}],
+            "metadata": {"user_id": "a"},
+            "stream": True,
+        },
+    ),
 }
 _NAMES: Final = sorted({name for bodies in _RIGHT.values() for body in bodies for name in body})
 _SCALARS: Final = (

@@ -197,7 +197,7 @@ class StandIn:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/loads", self._loads)
         app.router.add_post("/v1/tokenize", self._tokenize)
-        for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
+        for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"):
             app.router.add_post(path, self._generate)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()

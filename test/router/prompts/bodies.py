@@ -106,7 +106,8 @@ _USUAL_TOOLS: Final = st.lists(
                 "type": st.just("function"),
                 "function": _in_any_order(
                     st.fixed_dictionaries(
-                        {"name": st.sampled_from(("f", "look_up")), "description": _TEXTS, "parameters": _SCHEMAS}
+                        {"name": st.sampled_from(("f", "look_up")), "description": _TEXTS, "parameters": _SCHEMAS},
+                        optional={"strict": st.booleans()},
                     )
                 ),
             },
@@ -161,6 +162,50 @@ AGENTS: Final = st.fixed_dictionaries(
     optional={"tools": _USUAL_TOOLS, "tool_choice": st.sampled_from((None, "auto")), **_NAMED},
 )
 """Chats with tools, calls and their results."""
+_MARK: Final = {"cache_control": st.just({"type": "ephemeral"})}
+_BLOCK: Final = st.fixed_dictionaries({"type": st.just("text"), "text": _TEXTS}, optional=_MARK)
+_BLOCKS: Final = _TEXTS | st.lists(_BLOCK, max_size=3)
+_USE: Final = st.fixed_dictionaries(
+    {
+        "type": st.just("tool_use"),
+        "id": st.sampled_from(("1", "2")),
+        "name": st.just("f"),
+        "input": st.dictionaries(_TEXTS, _VALUES, max_size=2),
+    }
+)
+_USED: Final = st.fixed_dictionaries(
+    {"type": st.just("tool_result"), "tool_use_id": st.sampled_from(("1", "2"))},
+    optional={"content": _BLOCKS, "is_error": st.booleans(), **_MARK},
+)
+_TURN: Final = st.tuples(
+    st.fixed_dictionaries({"role": st.just("assistant"), "content": st.lists(_BLOCK | _USE, max_size=3) | _BLOCKS}),
+    st.fixed_dictionaries({"role": st.just("user"), "content": st.lists(_USED | _BLOCK, max_size=3) | _BLOCKS}),
+)
+MESSAGES: Final = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(("served", "served:ada", "other")),
+        "max_tokens": st.just(4),
+        "messages": st.tuples(_BLOCKS, st.lists(_TURN, max_size=2)).map(
+            lambda drawn: [{"role": "user", "content": drawn[0]}, *(each for turn in drawn[1] for each in turn)]
+        ),
+    },
+    optional={
+        "system": _BLOCKS,
+        "tools": st.lists(
+            st.fixed_dictionaries(
+                {"name": st.sampled_from(("f", "look_up")), "input_schema": _SCHEMAS},
+                optional={"description": _TEXTS, "type": st.just("custom"), **_MARK},
+            ),
+            max_size=2,
+        ),
+        "tool_choice": st.sampled_from(({"type": "auto"}, {"type": "any"}, {"type": "none"})),
+        "thinking": st.sampled_from(({"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024})),
+        "metadata": st.just({"user_id": "a"}),
+        "stream": st.booleans(),
+        "cache_salt": st.just("s"),
+    },
+)
+"""Anthropic's chats; a worker drops the salt."""
 _IDS: Final = st.lists(st.integers(0, 400), min_size=1, max_size=5)
 COMPLETIONS: Final = st.fixed_dictionaries(
     {"prompt": _WORDS | st.lists(_WORDS, min_size=1, max_size=3) | _IDS | st.lists(_IDS, min_size=1, max_size=3)},

@@ -17,7 +17,7 @@ if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang is not installed: pip install '.[server]'", allow_module_level=True)
 pytest.importorskip("transformers", reason="the router extra is not installed: pip install '.[router]'")
 
-from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, PromptKind
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, MESSAGES, PromptKind
 from marconi.router.prompts.check import Unlike, probes, verify, without
 from marconi.router.prompts.reader import TokenizingReader
 from marconi_cpu import tiny_model
@@ -40,6 +40,7 @@ KINDS = {
 REQUESTS = {
     "chats": (CHAT, bodies.CHATS),
     "agents' chats": (CHAT, bodies.AGENTS),
+    "Anthropic's chats": (MESSAGES, bodies.MESSAGES),
     "completions": (COMPLETIONS, bodies.COMPLETIONS),
     "generations": (GENERATE, bodies.GENERATIONS),
 }
@@ -133,7 +134,8 @@ def hold(
 def test_ids_are_the_workers_for_what_clients_send(pairs: Pairs, name: str, requests: str) -> None:
     """Lists of ids are known in any case."""
     route, strategy = REQUESTS[requests]
-    are_known, are_asked = route != CHAT or bool(KINDS[name]), route == CHAT or not KINDS[name]
+    is_chat = route in (CHAT, MESSAGES)
+    are_known, are_asked = not is_chat or bool(KINDS[name]), is_chat or not KINDS[name]
     hold(
         *(pairs[name], route, strategy),
         lambda num_known, num_asked: (num_known >= ENOUGH, num_asked >= ENOUGH) == (are_known, are_asked),

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from pydantic import TypeAdapter
+from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
@@ -70,8 +72,12 @@ class Worker:
         return found
 
     def _read(self, route: str, body: dict[str, Any]) -> list[tuple[list[int], str | None, str | None]]:
-        if route == "/v1/chat/completions":
-            chat = ChatCompletionRequest.model_validate(body)
+        if route in ("/v1/chat/completions", "/v1/messages"):
+            if route == "/v1/messages":
+                messages = AnthropicMessagesRequest.model_validate(body)
+                chat = AnthropicServing(self._chat)._convert_to_chat_completion_request(messages)
+            else:
+                chat = ChatCompletionRequest.model_validate(body)
             if (error := self._chat._validate_request(chat)) is not None:
                 raise ValueError(error)
             adapted, _ = self._chat._convert_to_internal_request(chat, None)

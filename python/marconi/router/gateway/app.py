@@ -38,7 +38,7 @@ from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import client_session
 from marconi.router.gateway.worker import Condition
-from marconi.router.prompts import ROUTES
+from marconi.router.prompts import MESSAGES, ROUTES
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
         [
             *(web.route("POST", path, forwarding.generate) for path in ROUTES),
             *(web.route("GET", path, forwarding.pass_on) for path in PASSED_ON),
+            web.route("POST", f"{MESSAGES}/count_tokens", forwarding.pass_on),
             *(web.route("GET", path, admin.health) for path in ("/health", "/health_generate")),
             web.route("GET", "/router", admin.state),
             web.route("GET", "/router/ui", admin.fleet),

@@ -44,6 +44,7 @@ from marconi.router.gateway.upstream import (
     words,
 )
 from marconi.router.gateway.worker import Rank, Worker
+from marconi.router.prompts import CHAT, MESSAGES
 
 _SERVER_INFO: Final = frozenset({"/server_info", "/get_server_info"})
 """All flags of SGLang, keys included: for the administrator."""
@@ -117,6 +118,12 @@ class Forwarding:
         read_s = time.monotonic()
         fields = _object(body)
         if settings.tenant_header is not None:
+            if request.path == MESSAGES:
+                raise HttpRefusal(
+                    400,
+                    f"with --tenant-header, chats must be posted to {CHAT}, got {MESSAGES}, where workers drop the "
+                    "cache_salt that keeps tenants apart",
+                )
             try:
                 fields = access.salted(fields, access.tenant_of(request, settings.tenant_header))
                 body = json.dumps(fields).encode()

@@ -38,8 +38,8 @@ _RELAYED: Final = ("Content-Type", "Cache-Control", "X-Request-Id", "Retry-After
 NOTHING_ADDED: Final[Mapping[str, Any]] = MappingProxyType({})
 _KEEPALIVE_S: Final = 3.0
 """For idle connections to workers: SGLang closes its end after 5 s, and a request sent just then is lost."""
-_CACHED: Final = re.compile(rb'(?<!\\)"cached_tokens": ?(\d{1,9})(?=\s*[,}])')
-_COMPLETED: Final = re.compile(rb'(?<!\\)"completion_tokens": ?(\d{1,9})(?=\s*[,}])')
+_CACHED: Final = re.compile(rb'(?<!\\)"(?:cached_tokens|cache_read_input_tokens)": ?(\d{1,9})(?=\s*[,}])')
+_COMPLETED: Final = re.compile(rb'(?<!\\)"(?:completion_tokens|output_tokens)": ?(\d{1,9})(?=\s*[,}])')
 _MAX_READ_BYTES: Final = 256 << 10
 """The longest answer whose usage is read: one with log-probabilities may be many times as long."""
 
@@ -244,7 +244,7 @@ def num_completion_tokens(body: bytes) -> int | None:
         return None
     for name in ("meta_info", "usage"):
         usage = answer.get(name) if isinstance(answer, dict) else None
-        number = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        number = usage.get("completion_tokens", usage.get("output_tokens")) if isinstance(usage, dict) else None
         if type(number) is int and number > 0:
             return number
     return None

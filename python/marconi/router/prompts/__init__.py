@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol, Self
 GENERATE: Final = "/generate"
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
-ROUTES: Final = (GENERATE, COMPLETIONS, CHAT)
+MESSAGES: Final = "/v1/messages"
+ROUTES: Final = (GENERATE, COMPLETIONS, CHAT, MESSAGES)
 
 
 class PromptKind(StrEnum):

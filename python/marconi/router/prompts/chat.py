@@ -3,7 +3,7 @@
     CHATS       each message a role (system, user, assistant) and a text, the last one not the assistant's
     PARTS       a message's content in parts, all of them texts
     THINKING    `enable_thinking` or `thinking` in `chat_template_kwargs`, true or false
-    TOOLS       `tools`, each a function's name, description and parameters; `tool_choice` "auto" or absent
+    TOOLS       `tools`, each a function's name, description and parameters, not strict; `tool_choice` "auto" or absent
     CALLS       an assistant's `tool_calls`, each with an id, a name and arguments in JSON; their results, each a text
     none        reasoning, an answer to continue, any other field or value: a worker is asked
 
@@ -114,7 +114,8 @@ def _is_usual_tool(tool: Mapping[str, Any]) -> bool:
     return (
         tool.keys() == {"type", "function"}
         and tool["type"] == "function"
-        and function.keys() == {"name", "description", "parameters"}
+        and function.keys() - {"strict"} == {"name", "description", "parameters"}
+        and function.get("strict", False) is False
         and (isinstance(function["name"], str) and isinstance(function["description"], str))
         and (isinstance(function["parameters"], dict) and _is_standard(function["parameters"]))
     )

@@ -3,6 +3,7 @@
     /generate               text or input_ids, one or a batch
     /v1/completions         prompt: a text, ids, or a batch of either
     /v1/chat/completions    messages, tools (`chat`)
+    /v1/messages            the same, of Anthropic's (`messages`)
     any other               nothing
 
     adapter    = the part of `model` after "base:", else `lora_path`
@@ -30,8 +31,9 @@ from uuid import NAMESPACE_URL, uuid5
 
 from marconi.chat.template import messages_of, tools_of
 from marconi.chat.tokenizer import TextTokenizer
-from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, PromptKind, Reading, Unknowable
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, MESSAGES, PromptKind, Reading, Unknowable
 from marconi.router.prompts.chat import kinds_of, question_of
+from marconi.router.prompts.messages import chat_of
 
 _NO_TEXT: Final = (
     *("image_data", "video_data", "audio_data", "input_embeds", "session_params", "lora_id"),
@@ -134,7 +136,10 @@ class TokenizingReader:
         ids: array[int] | None = None
         question: dict[str, Any] | None = None
         extra_key = cache_salt = None
+        is_stream = body.get("stream") is True
         try:
+            if route == MESSAGES:
+                route, body = CHAT, chat_of(body)
             prompts = _prompts(route, body)
             index = max(range(len(prompts)), key=lambda place: len(prompts[place])) if len(prompts) > 1 else 0
             cache_salt = _key(body, "cache_salt", index, len(prompts))
@@ -145,7 +150,7 @@ class TokenizingReader:
             ids, question = self._chat(body) if route == CHAT else self._prompt(route, body, prompts[index])
         except (Unknowable, *_ODD):
             pass
-        return Reading(ids or None, extra_key, cache_salt, body.get("stream") is True, question)
+        return Reading(ids or None, extra_key, cache_salt, is_stream, question)
 
     def _chat(self, body: Mapping[str, Any]) -> "tuple[array[int] | None, dict[str, Any] | None]":
         """A chat's ids, or the question for them."""
