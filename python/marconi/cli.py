@@ -213,10 +213,15 @@ def _add_why(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "why",
         help="say why requests of a server missed",
         description="Say why the latest requests of a server missed, or one of them, part by part.",
-        epilog="example:\n  marconi why http://127.0.0.1:30000\n  marconi why http://127.0.0.1:30000 5f0c",
+        epilog="example:\n  marconi why http://127.0.0.1:30000\n  marconi why http://127.0.0.1:30000 5f0c --since 81aa",
     )
     why.add_argument("url", metavar="URL", help="the server's address, for example http://127.0.0.1:30000")
     why.add_argument("request", nargs="?", metavar="REQUEST", help="the id of a request, or its beginning")
+    why.add_argument(
+        "--since",
+        metavar="OTHER",
+        help="say what has changed in that chat since another one, by the beginning of its id",
+    )
     why.add_argument("--api-key", metavar="KEY", help="the server's administrator key, or its API key, if it has one")
     why.set_defaults(run=_why)
 
@@ -226,7 +231,9 @@ def _why(args: argparse.Namespace) -> int:
 
     from marconi.view import why
 
-    return why.show(args.url, args.request, Console(), args.api_key)
+    if args.since is not None and args.request is None:
+        raise ValueError(f"--since {args.since}: REQUEST must be given, the later of the two")
+    return why.show(args.url, args.request, Console(), args.api_key, args.since)
 
 
 def _seconds(text: str) -> float:

@@ -168,6 +168,47 @@ def test_the_list_names_the_parts_of_chats_that_did_not_ask(models: dict[str, Pa
     assert chat.num_rendered == before, "each is rendered once"
 
 
+@pytest.mark.parametrize(
+    ("known", "prompt", "told"),
+    [
+        (turns(DATED[0]), turns(DATED[1]), ("system", {**SYSTEM, "kind": "date"}, "into the last message")),
+        (turns(), turns("Be short."), ("system", SYSTEM, "keep the system prompt")),
+        (turns(), turns(question="Is 27 prime?"), ("messages", USER, "append to a conversation")),
+        (turns(), turns() | {"tools": [tool("find")]}, ("tools", {"where": "template"}, "give all tools")),
+        (turns(), turns() | {"model": "n"}, ("model", None, "another model")),
+        (turns(), turns(), ("nothing", None, None)),
+        (turns(), {**turns(), "messages": [*turns()["messages"], {"role": "assistant", "content": "On it."}]}, None),
+    ],
+    ids=["date", "system", "message", "tools", "model", "nothing", "more"],
+)
+def test_a_chat_that_names_an_earlier_one_is_told_what_has_changed(
+    models: dict[str, Path], known: dict[str, Any], prompt: dict[str, Any], told: tuple[Any, ...] | None
+) -> None:
+    changed, part, hint = told or ("more", None, None)
+    chat = server(models)
+    first, second = chat.adapted(known), chat.adapted(prompt | {"comparison_response_id": "first"})
+    answered(chat, first, explanation(9, 20), "first")
+    assert second.sampling_params["custom_params"][EXPLAIN] is True, "it need not ask"
+    said = answered(chat, second, explanation(9, len(second.input_ids)), "second")
+    since = said["since"]
+    assert (since["request"], since["changed"], since.get("part")) == ("first", changed, part)
+    assert (hint is None and "hint" not in since) or hint in since["hint"]
+    same = sum(1 for _ in takewhile(bool, map(eq, first.input_ids, second.input_ids)))
+    assert since["num_common_tokens"] == same
+    assert said["line"].partition("; since first: ")[2]
+
+
+def test_a_request_that_is_not_kept_any_more_is_said_to_be_so(models: dict[str, Path]) -> None:
+    chat = server(models)
+    obj = chat.adapted(turns() | {"comparison_response_id": "gone"})
+    said = answered(chat, obj, explanation(9, 20))
+    assert said["since"] == {"request": "gone", "changed": "not kept"}
+    assert said["line"].endswith("; since gone: that request is not kept")
+    (listed,) = ([explanation(9, 20) | {"rid": "r"}],)
+    parts.add_since_to(listed, chat.tokenizer_manager, "r", "r")
+    assert listed[0]["since"]["changed"] == "not kept", "nothing has changed since itself"
+
+
 def test_a_list_renders_no_more_than_its_bound_at_a_time(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -273,6 +273,22 @@ def test_why_says_of_one_request_which_tokens_were_missed_and_for_what(
     assert read_on.split("  ") == ["evicted for kv", "docs/why-a-miss.md#evicted-for-kv"]
 
 
+def test_why_says_what_to_do_about_what_has_changed_since_another_request(
+    server: tuple[type[Server], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler, url = server
+    told = {"request": "chat-1", "num_common_tokens": 41, "changed": "system", "hint": "keep it"}
+    path, answer = (
+        "/marconi/requests?rid=chat-3&since=chat+1",
+        [{"requests": [OF_TWO_RANKS[0]["requests"][0] | {"since": told}]}],
+    )
+    handler.beside = {path: (200, json.dumps({"ranks": answer}).encode())}
+    assert cli.main(["why", url, "chat-3", "--since", "chat 1"]) == 0
+    assert capsys.readouterr().out.splitlines()[2] == "keep it."
+    assert cli.main(["why", url, "--since", "chat-1"]) == 2
+    assert "--since chat-1: REQUEST must be given" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("rid", "body", "says"),
     [

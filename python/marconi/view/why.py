@@ -2,6 +2,7 @@
 
     URL              the latest requests of all ranks, the newest first: a bar of cached tokens, and the line
     URL REQUEST      those whose id begins with REQUEST: the line, and each part that was missed, with its cause
+    --since OTHER    and what has changed in these chats since the one whose id begins with OTHER
 
 Below is where to read on about each cause that is shown but the last token, which every request misses.
 
@@ -10,6 +11,7 @@ Asks `GET /marconi/requests` once. The server explains (`policy/misses.py`); thi
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -25,13 +27,14 @@ _SHOWN: Final = {cause.value: (cause.words, cause.color) for cause in Cause}
 """A server of another release may name others."""
 
 
-def show(url: str, rid: str | None, console: Console, api_key: str | None = None) -> int:
+def show(url: str, rid: str | None, console: Console, api_key: str | None = None, since: str | None = None) -> int:
     """Print the latest requests, or those of `rid`; `ValueError` or `OSError`, one line, where there are none to show.
 
     A server that no request has reached has an empty list.
     """
     address = address_of(url)
-    ranks = ask(address, api_key, "/marconi/requests")
+    asked = "" if since is None else f"?{urlencode({'rid': rid or '', 'since': since})}"
+    ranks = ask(address, api_key, f"/marconi/requests{asked}")
     requests = [request for rank in ranks for request in rank["requests"]]
     requests.sort(key=lambda request: request["seconds_ago"])
     if rid is None:
@@ -71,6 +74,8 @@ def _bar(request: Mapping[str, Any]) -> str:
 def _explained(request: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"{request['rid']}, {request['seconds_ago']:,.0f} s ago", style="bold")
     yield Text(request["line"])
+    if "hint" in (since := request.get("since", {})):
+        yield Text(f"{since['hint']}.", style="italic")
     table = Table(box=None, pad_edge=False)
     for name in ("tokens", "from", "to"):
         table.add_column(name, justify="right")

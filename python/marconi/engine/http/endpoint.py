@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from marconi.engine.faults import fails_open
 from marconi.engine.http.diverged import FIELD, with_text
-from marconi.engine.http.parts import add_parts
+from marconi.engine.http.parts import add_parts, add_since_to
 from marconi.engine.launch.flags import of_process
 from marconi.engine.reports.explain import OFF
 from marconi.view.document import PageSource, document
@@ -83,17 +83,20 @@ async def _status() -> Any:
     return _by_rank(await _parts(None))
 
 
-async def _requests(dp_rank: int | None = None) -> Any:
-    """The latest requests: a scheduler hashes their prefixes in slices."""
+async def _requests(dp_rank: int | None = None, rid: str = "", since: str | None = None) -> Any:
+    """The latest requests: a scheduler hashes their prefixes in slices.
+
+    With `since`, those whose ids begin with `rid` say what has changed since the one whose id begins with that.
+    """
     if not of_process().explain:
         return _error(404, OFF)
     parts = await _whole(REQUESTS, "requests", dp_rank, "prefixes were not hashed")
     if not isinstance(parts, list):
         return parts
-    return _by_rank([part | {"requests": _with_texts_and_parts(part["requests"])} for part in parts])
+    return _by_rank([part | {"requests": _with_texts_and_parts(part["requests"], rid, since)} for part in parts])
 
 
-def _with_texts_and_parts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_texts_and_parts(requests: list[dict[str, Any]], rid: str, since: str | None) -> list[dict[str, Any]]:
     """The same, with the texts of tokens that a scheduler was allowed to show, and parts of chats."""
     from sglang.srt.entrypoints import http_server
 
@@ -102,6 +105,8 @@ def _with_texts_and_parts(requests: list[dict[str, Any]]) -> list[dict[str, Any]
     tokenizer = manager.tokenizer
     shown = [each | {FIELD: with_text(each[FIELD], tokenizer)} if FIELD in each else each for each in requests]
     fails_open(add_parts)(shown, manager)
+    if since is not None:
+        fails_open(add_since_to)(shown, manager, rid, since)
     return shown
 
 

@@ -10,6 +10,11 @@ An explanation is that of an answer whose request asks for it, or a line of `GET
 otherwise, and nothing is kept under `--marconi-explain off`. The latest chats are kept, as many as the list has and at
 most `MAX_KEPT_BYTES` of bodies.
 
+A chat that names an earlier one by the `id` of its answer (`COMPARISON`, as OpenAI's clients do) asks for its
+explanation, which then says what has changed since, and what to do about it:
+
+    "since": {"request": "9f2...", "num_common_tokens": 41, "changed": "system", "part": {...}, "hint": "..."}
+
 The position is that of the first token which the request's name space does not know: there its first such miss begins.
 With pages of several tokens it is a page's; that is named if it lies in one part, without the kind of the field.
 `diverged` names the exact token.
@@ -22,15 +27,18 @@ does not decode a beginning to the beginning of the text.
 Owner: the process that answers HTTP.
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from operator import eq
 from typing import Any, Final
 
-from marconi.chat.parts import Fields, PromptPart, PromptParts
+from marconi.chat.parts import TEMPLATE, TOOLS, Fields, PromptPart, PromptParts
 from marconi.engine.http.cache_control import body_of
 from marconi.engine.http.diverged import FIELD
 from marconi.engine.launch.flags import of_process
-from marconi.engine.reports.explain import MAX_LATEST
+from marconi.engine.reports.explain import EXPLAIN, MAX_LATEST
 from marconi.policy.causes import Cause
 
 logger = logging.getLogger(__name__)
@@ -45,19 +53,36 @@ _CHATS: Final = "marconi_chats"
 _NUMBER: Final = "marconi_chat"
 """On SGLang's object of a request: a number, as SGLang may write the object to a file."""
 _UNKNOWN: Final = (Cause.OTHER_NAMESPACE, Cause.FIRST_SEEN)
+SINCE: Final = "since"
+"""The key of an explanation that holds what has changed."""
+COMPARISON: Final = "comparison_response_id"
+"""The field that names an earlier request; SGLang gives Anthropic's messages ids of their own, which name none."""
+NOT_KEPT: Final = "not kept"
+"""In place of what has changed since a request that is not among the latest of this process."""
+_HINTS: Final = {
+    "model": "another model has another cache",
+    "system": "keep the system prompt through a conversation",
+    TOOLS: "give all tools from the first request on, in one order",
+    TEMPLATE: "keep the template's arguments, such as the effort, through a conversation",
+    "messages": "append to a conversation: all behind an edit is computed anew",
+}
+_OF_A_FIELD: Final = "put what changes from request to request into the last message"
+"""The hint for a date or a number before the messages."""
 
 
 class KeptChat:
     """A chat whose prompt may have to be explained."""
 
-    __slots__ = ("_part", "_position", "_request", "_serving", "num_bytes", "rid")
+    __slots__ = ("_part", "_position", "_request", "_serving", "num_bytes", "rid", "since")
 
-    def __init__(self, serving: Any, request: Any, num_bytes: int) -> None:
+    def __init__(self, serving: Any, request: Any, num_bytes: int, since: str | None = None) -> None:
         self._serving = serving
         self._request = request
         self._position = -1
         self._part: PromptPart | None = None
         self.num_bytes = num_bytes
+        self.since = since
+        """The id of an earlier request, which this one names."""
         self.rid: str | None = None
 
     def is_named(self, position: int) -> bool:
@@ -74,6 +99,27 @@ class KeptChat:
                 # Whatever a template raises for a chat that is not the client's own.
                 logger.debug("marconi: a position of a chat cannot be named: %s", error)
         return self._part
+
+    def changed_since(self, other: "KeptChat") -> dict[str, Any]:
+        """The change since an earlier chat; whatever a template raises for either."""
+        (ids, _), (before, _) = (_rendered(chat._serving, chat._request) for chat in (self, other))
+        num_common = sum(1 for _ in takewhile(bool, map(eq, ids, before)))
+        told: dict[str, Any] = {"request": other.rid, "num_common_tokens": num_common}
+        if self._request.model != other._request.model:
+            return told | {"changed": "model", "hint": _HINTS["model"]}
+        if num_common == len(before):
+            return told | {"changed": "nothing" if len(ids) == num_common else "more"}
+        part = self.part(num_common, len(ids), 1)
+        changed = None if part is None else part.where.partition("[")[0]
+        if changed in (None, TEMPLATE) and self._request.tools != other._request.tools:
+            # A section of tools begins and ends with the template's own words.
+            changed = TOOLS
+        is_field = part is not None and part.kind in ("date", "number") and changed != "messages"
+        return (
+            told
+            | ({} if changed is None else {"changed": changed, "hint": _OF_A_FIELD if is_field else _HINTS[changed]})
+            | ({} if part is None else {PART: part.as_dict()})
+        )
 
 
 class Chats:
@@ -110,7 +156,20 @@ def keep(serving: Any, request: Any, adapted: Any, raw_request: Any) -> None:
     chats: Chats | None = getattr(manager, _CHATS)
     if chats is None or raw_request is None or request.input_ids is not None:
         return
-    setattr(adapted, _NUMBER, chats.keep(KeptChat(serving, request, len(body_of(raw_request)))))
+    body = body_of(raw_request)
+    since = _named(body)
+    if since is not None:
+        adapted.sampling_params["custom_params"] = {
+            **(adapted.sampling_params.get("custom_params") or {}),
+            EXPLAIN: True,
+        }
+    setattr(adapted, _NUMBER, chats.keep(KeptChat(serving, request, len(body), since)))
+
+
+def _named(body: bytes) -> str | None:
+    """The id of the earlier request that a body names, if it names one."""
+    named = json.loads(body).get(COMPARISON) if COMPARISON.encode() in body else None
+    return named if isinstance(named, str) else None
 
 
 def note_rid(manager: Any, obj: Any) -> None:
@@ -121,8 +180,38 @@ def note_rid(manager: Any, obj: Any) -> None:
 
 
 def add_part(explanation: dict[str, Any], manager: Any, obj: Any) -> None:
-    """Add to the `explanation` of a request, as JSON has it, in which part of its chat it diverged."""
-    _add(explanation, manager, _chat_of(manager, obj))
+    """Add to the `explanation` of a request, as JSON has it, in which part of its chat it diverged, and since when."""
+    chat = _chat_of(manager, obj)
+    _add(explanation, manager, chat)
+    if chat is not None and chat.since is not None:
+        add_since(explanation, manager, chat, chat.since)
+
+
+def add_since_to(requests: Sequence[dict[str, Any]], manager: Any, rid: str, since: str) -> None:
+    """Add to those of `requests` whose ids begin with `rid` what has changed since one whose id begins with `since`."""
+    chats: Chats | None = getattr(manager, _CHATS, None)
+    kept = {} if chats is None else chats.by_rid()
+    for each in requests:
+        if each["rid"].startswith(rid) and each["rid"] in kept:
+            add_since(each, manager, kept[each["rid"]], since)
+
+
+def add_since(explanation: dict[str, Any], manager: Any, chat: KeptChat, since: str) -> None:
+    """Add what has changed in `chat` since the request whose id begins with `since`."""
+    chats: Chats | None = getattr(manager, _CHATS, None)
+    kept = {} if chats is None else chats.by_rid()
+    other = kept.get(since) or next((each for rid, each in kept.items() if rid.startswith(since)), None)
+    told = {"request": since, "changed": NOT_KEPT} if other is None or other is chat else chat.changed_since(other)
+    explanation[SINCE] = told
+    explanation["line"] += f"; since {told['request'][:12]}: {_in_words(told)}"
+
+
+def _in_words(told: Mapping[str, Any]) -> str:
+    changed = told.get("changed", "unknown")
+    if changed == NOT_KEPT:
+        return "that request is not kept"
+    words = {"nothing": "nothing has changed", "more": "it was continued"}.get(changed, f"{changed} changed")
+    return f"{words}, {told['num_common_tokens']:,} tokens in common"
 
 
 def add_parts(requests: Sequence[dict[str, Any]], manager: Any) -> None:
