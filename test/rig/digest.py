@@ -96,6 +96,8 @@ def digest_of_policies(cache: Any) -> str:
     """Of the tree and everything that hangs on it, and of the queue as the cache knows it."""
     walk = _Walk()
     hybrid = cache.tree_core.hybrid
+    # Who reads them counts what waits to be counted, and one rank's page is opened when another's is not.
+    assert hybrid.counters.num_missed_tokens is hybrid.counters.counted
     for part in (hybrid.tree.roots, hybrid.tree.ghosts, hybrid.order, hybrid.turns, hybrid.admission, hybrid.counters):
         walk.add(part)
     return walk.hexdigest()
