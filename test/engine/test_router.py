@@ -113,7 +113,7 @@ def test_the_clients_of_openai_and_anthropic_read_what_was_cached(router: Router
         asks = (asked_by_openai(openai, f"{name}, to OpenAI"), asked_by_anthropic(anthropic, f"{name}, to Anthropic"))
         for ask in asks:
             (num_prompt, none), *others = [ask(is_stream) for is_stream in (False, True, False)]
-            assert none == 0
+            assert none < 64, "no more than a template and the first words"
             for told, cached in others:
                 assert told == num_prompt
                 assert num_prompt - 64 <= cached < num_prompt
@@ -167,7 +167,7 @@ def asked_by_anthropic(client: Anthropic, name: str) -> Callable[[bool], tuple[i
         "tools": [{"name": "look_up", "input_schema": TOOLS[0]["function"]["parameters"]}],
     }
     num_counted = client.messages.count_tokens(**given).input_tokens
-    more: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "metadata": {"user_id": name}, **given}
+    more: dict[str, Any] = {"max_tokens": 8, "metadata": {"user_id": name}, **given}
 
     def ask(is_stream: bool) -> tuple[int, int]:
         if is_stream:
