@@ -204,9 +204,21 @@ def test_a_request_that_is_not_kept_any_more_is_said_to_be_so(models: dict[str, 
     said = answered(chat, obj, explanation(9, 20))
     assert said["since"] == {"request": "gone", "changed": "not kept"}
     assert said["line"].endswith("; since gone: that request is not kept")
-    (listed,) = ([explanation(9, 20) | {"rid": "r"}],)
+    listed = [explanation(9, 20) | {"rid": "r"}]
     parts.add_since_to(listed, chat.tokenizer_manager, "r", "r")
     assert listed[0]["since"]["changed"] == "not kept", "nothing has changed since itself"
+
+
+def test_a_list_compares_no_more_than_its_bound_at_a_time(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MAX_NAMED_TOKENS", 1)
+    chat = server(models)
+    for rid in "ab":
+        answered(chat, chat.adapted(turns()), explanation(9, 20), rid)
+    listed = [explanation(9, 20) | {"rid": rid} for rid in "ba"]
+    parts.add_since_to(listed, chat.tokenizer_manager, "", "a")
+    assert ["since" in each for each in listed] == [True, False]
 
 
 def test_a_list_renders_no_more_than_its_bound_at_a_time(

@@ -205,6 +205,6 @@ def _is_timed(ticket: Ticket) -> bool:
 
 
 def _user_of(body: Mapping[str, Any]) -> object:
-    """The client that asks, by a body of Anthropic's; None in any other."""
+    """The client that asks, where the `metadata` of a body names one."""
     metadata = body.get(_METADATA)
     return metadata.get("user_id") if isinstance(metadata, dict) else None

@@ -188,11 +188,15 @@ def add_part(explanation: dict[str, Any], manager: Any, obj: Any) -> None:
 
 
 def add_since_to(requests: Sequence[dict[str, Any]], manager: Any, rid: str, since: str) -> None:
-    """Add to those of `requests` whose ids begin with `rid` what has changed since one whose id begins with `since`."""
+    """Add to those of `requests` whose ids begin with `rid` what has changed since one whose id begins with `since`.
+
+    As many as a list has time for, the first of them in any case.
+    """
     chats: Chats | None = getattr(manager, _CHATS, None)
-    kept = {} if chats is None else chats.by_rid()
+    kept, num_left = {} if chats is None else chats.by_rid(), MAX_NAMED_TOKENS
     for each in requests:
-        if each["rid"].startswith(rid) and each["rid"] in kept:
+        if num_left > 0 and each["rid"].startswith(rid) and each["rid"] in kept:
+            num_left -= each["num_prompt_tokens"]
             add_since(each, manager, kept[each["rid"]], since)
 
 

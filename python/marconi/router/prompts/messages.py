@@ -30,7 +30,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     messages = [{"role": "system", "content": system}] if system else []
     for message in body["messages"]:
         messages += _messages(message)
-    chat = {"model": body.get("model"), "messages": messages, "stream": body.get("stream")}
+    chat = {"model": body.get("model"), "messages": messages}
     return chat | ({"tools": [_tool(tool) for tool in body["tools"]]} if body.get("tools") else {})
 
 
